@@ -79,3 +79,4 @@ def nothing_stays_of_a_script(monkeypatch):
     yield
     for handler in {*logging.root.handlers} - {*before}:
         logging.root.removeHandler(handler)
+        handler.close()

@@ -23,14 +23,8 @@ ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 FILES = sorted((ROOT / "whitenedcse").rglob("*.py"))
 
-FLOOR = [
-    "compute",
-    "console",
-    "distributed",
-    "files",
-    "inputs",
-    "run",
-]  # what anyone may import: each other alone
+# what anyone may import: each other alone
+FLOOR = ["compute", "console", "distributed", "files", "inputs", "run"]
 # a folder, or a module beside the folders: what else of the package it may import
 FOLDERS = {
     "whitening": [],
@@ -141,48 +135,6 @@ def test_only_these_know_these_packages():
         assert found and all(within(name, [module]) for name in found), package
 
 
-WRITES = r"\b(np\.savez?(_compressed)?|torch\.save|save_pretrained|save_file|write_table|savefig|write_text"
-WRITES += r"|write_bytes|onnx\.export|save_model_to_file|copyfileobj|tofile)$"
-GUARDS = ("writing(", "drafted(", "naming(")
-INTO_DRAFTS = {  # these write where their callers have such a context, into memory, or to a temporary folder
-    "model.sentence_transformers.dump",
-    "model.sentence_transformers.write_dense",
-    "model.sentence_transformers.write_average",
-    "report.charts.drawn",
-    "serving.encode.packed",
-    "serving.export.write_onnx",
-    "serving.export.write_tokenizer",
-    "serving.export.write_transformers",
-    "serving.search.parquet",
-}
-
-
-def writes(call):
-    """Whether a call writes a file, by its name or the mode in which it opens one."""
-    name, given = ast.unparse(call.func), [*call.args, *(keyword.value for keyword in call.keywords)]
-    texts = [node.value for node in given if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    mode = any(re.fullmatch("[rbt]*[wax+][rwaxbt+]*", text) for text in texts)
-    return bool(re.search(WRITES, name)) or mode and name.endswith(("open", "memmap"))
-
-
-def unguarded(node, where, guarded=False):
-    """The functions that write a file outside of a context of `files`."""
-    for child in ast.iter_child_nodes(node):
-        inside = f"{where}.{child.name}" if isinstance(child, ast.FunctionDef) else where
-        contexts = [ast.unparse(item.context_expr) for item in getattr(child, "items", [])]
-        safe = guarded or any(text.startswith(GUARDS) for text in contexts)
-        if isinstance(child, ast.Call) and writes(child) and not safe:
-            yield where
-        yield from unguarded(child, inside, safe)
-
-
-def test_whatever_writes_a_file_does_so_in_a_context_that_survives_a_full_disk():
-    found = {
-        where for name, path in MODULES.items() for where in unguarded(ast.parse(path.read_text()), name)
-    }
-    assert found == INTO_DRAFTS
-
-
 def test_files_are_named_for_what_they_hold():
     assert not {path.stem for path in FILES} & {"utils", "helpers", "common", "misc", "base"}
 
@@ -286,13 +238,8 @@ def test_a_note_may_speak_of_the_environment(tmp_path):
 
 
 def test_published_group_counts_divide_the_encoders():
-    widths = {
-        "bert_base": (768, 2),
-        "bert_large": (1024, 2),
-        "roberta_base": (768, 3),
-        "roberta_large": (1024, 4),
-    }
-    for experiment, (d, width) in widths.items():
+    widths = {"bert_base": (768, 2), "bert_large": (1024, 2), "roberta_base": (768, 3)}
+    for experiment, (d, width) in (widths | {"roberta_large": (1024, 4)}).items():
         whitening = composed(f"+experiment={experiment}")["head"]["whitening"]
         assert (whitening["group_width"], d % width) == (width, 0)
 

@@ -6,6 +6,7 @@ The device is PyTorch's "meta", whose tensors have shapes and no numbers: whatev
 import pytest
 import torch
 from encoders import SENTENCES, whitening
+from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -15,7 +16,6 @@ from whitenedcse.model import attention, head, packed
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.ragged import Ragged, concatenate, offsets, ragged
-from whitenedcse.training import parallel
 from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.module import ContrastiveTraining
 from whitenedcse.training.terms import MaskedLanguageModel
@@ -82,23 +82,11 @@ HEADS = {
 
 
 def module_of(encoder, *, kind="cls", head="pairs", layers=(-1,), mlm=False, chunk=None, **loss):
-    settings = {"form": "l1", "temperature": 0.05, "weights": [1.0], "denominator": "view"}
-    settings |= {"hard_negative_log_weight": 0.0}
-    return ContrastiveTraining(
-        embedder=Embedder(
-            encoder=encoder,
-            pooling=Pooling(kind=kind, layers=layers),
-            head=ProjectionHead(width=encoder.width, whitening=HEADS[head], dense=True, position="before"),
-            embedding="encoder",
-        ),
-        loss=ContrastiveLoss(**(settings | loss)),
-        optimizer=None,
-        views=2,
-        mlm=MaskedLanguageModel(encoder=encoder, weight=0.1, probability=0.15) if mlm else None,
-        seed=0,
-        gather=True,
-        chunk=chunk,
-    )
+    head = ProjectionHead(encoder.width, whitening=HEADS[head])
+    mlm = MaskedLanguageModel(encoder=encoder, weight=0.1, probability=0.15) if mlm else None
+    embedder = Embedder(encoder=encoder, pooling=Pooling(kind, layers), head=head)
+    loss = ContrastiveLoss(**loss)
+    return ContrastiveTraining(embedder=embedder, loss=loss, views=2, mlm=mlm, seed=0, chunk=chunk)
 
 
 def stepped(strict, module, *, hard=False):
@@ -117,60 +105,34 @@ def stepped(strict, module, *, hard=False):
     return grads
 
 
-# each pooling and each head with packed or padded batches
-KINDS = [("cls", "padded"), ("mean", "packed"), ("max", "padded"), ("last", "packed"), ("pooler", "packed")]
-STEPS = [(kind, "pairs", batches) for kind, batches in KINDS]
-STEPS += [("cls", head, ("packed", "padded")[i % 2]) for i, head in enumerate(HEADS)]
+STEPS = [{"kind": kind} for kind in ("cls", "mean", "max", "last", "pooler")]
+STEPS += [{"head": head} for head in HEADS] + [{"chunk": 3}, {"mlm": True}, {"hard": True}]
+STEPS += [{"layers": [0, 1, -1], "kind": "mean"}, {"denominator": "symmetric", "form": "l2"}]
+STEPS += [{"hard": True, "hard_negative_log_weight": 0.5, "chunk": 5}]
 
 
-@pytest.mark.parametrize(("kind", "head", "batches"), STEPS)
+@pytest.mark.parametrize("number", range(len(STEPS)))
 @pytest.mark.slow(but=4)
-def test_a_training_step(kind, head, batches, bert, strict):
-    bert.batches = batches
-    stepped(strict, module_of(bert, kind=kind, head=head))
+def test_a_training_step(number, bert, strict):
+    settings, bert.batches = dict(STEPS[number]), ("packed", "padded")[number % 2]
+    hard = settings.pop("hard", False)
+    stepped(strict, module_of(bert, **settings), hard=hard)
     assert strict.waited == []
-    assert len(strict.attended) == (3 if batches == "packed" else 0)
-    assert [kinds for _, *kinds in strict.bounds] == [[torch.int32] * 2] * (
-        batches == "packed"
-    )  # once a batch
-    assert all(p == 0.1 for p in strict.attended)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"chunk": 3},
-        {"mlm": True},
-        {"layers": [0, 1, -1], "kind": "mean"},
-        {"denominator": "symmetric", "form": "l2"},
-        {"hard": True},
-        {"hard": True, "hard_negative_log_weight": 0.5, "chunk": 5},
-    ],
-    ids=str,
-)
-@pytest.mark.slow
-def test_a_training_step_of_another_kind(settings, bert, strict):
-    hard = settings.get("hard", False)
-    stepped(strict, module_of(bert, **{k: v for k, v in settings.items() if k != "hard"}), hard=hard)
-    assert strict.waited == []
+    if settings.keys() <= {"kind", "head"}:
+        packed = bert.batches == "packed"
+        assert strict.attended == [0.1] * (3 * packed)
+        assert [kinds for _, *kinds in strict.bounds] == [[torch.int32] * 2] * packed  # once a batch
 
 
 @pytest.mark.parametrize(
     ("kind", "embedding", "batches"),
-    [
-        ("cls", "head", "packed"),
-        ("mean", "encoder", "padded"),
-        ("max", "dense", "packed"),
-        ("last", "encoder", "packed"),
-    ],
+    [("cls", "head", "packed"), ("mean", "encoder", "padded"), ("max", "dense", "packed")],
 )
 def test_encode(kind, embedding, batches, bert, strict, monkeypatch):
-    bert.batches = batches
-    module = module_of(bert, kind=kind)
-    embedder = module.embedder
+    bert.batches, seen = batches, []
+    embedder = module_of(bert, kind=kind).embedder
     embedder.embedding = embedding
     embedder.to(META)
-    seen = []
 
     def arrived(x):
         assert x.device == META
@@ -194,65 +156,40 @@ def test_a_tensor_on_the_wrong_device_is_found(bert, strict, monkeypatch):
         stepped(strict, module_of(bert))
 
 
-@pytest.mark.parametrize("read", [float, lambda x: x.nonzero()])
-def test_a_number_that_the_host_reads_is_found(read, bert, strict, monkeypatch):
-    whole = parallel.gathered
-
-    def reading(x):
-        read(x.detach().sum(-1).flatten()[0])
-        return whole(x)
-
-    monkeypatch.setattr("whitenedcse.training.module.gathered", reading)
-    with pytest.raises((RuntimeError, NotImplementedError), match="meta tensor|data-independent"):
-        stepped(strict, module_of(bert))
-
-
-@pytest.mark.parametrize("non_blocking", [True, False, None])
-def test_a_copy_that_the_host_waits_for_is_found(non_blocking, strict):
-    batch = ragged([[1, 2], [3]])
-    with strict:
-        there = batch.to(META, non_blocking)
-    assert there.ids.device == there.offsets.device == META and there.longest == 2
-    assert len(strict.waited) == (2 if non_blocking is False else 0)
-
-
-def test_lightning_moves_a_batch_without_waiting(strict):
-    from lightning.fabric.utilities.apply_func import move_data_to_device
-
+def test_a_copy_that_the_host_waits_for_is_found_and_a_batch_is_moved_without(strict):
     rows = ragged([[1, 2], [3]])
+    for non_blocking, waits in ((True, 0), (None, 0), (False, 2)):
+        with strict:
+            there = rows.to(META, non_blocking)
+        assert there.ids.device == there.offsets.device == META and there.longest == 2
+        assert len(strict.waited) == waits
+    strict.waited.clear()
     with strict:
-        there = move_data_to_device(Batch(rows, rows, 2), META)
+        there = move_data_to_device(Batch(rows, rows, 2), META)  # as Lightning does
     assert there.positives.ids.device == there.negatives.offsets.device == META
     assert strict.waited == []
 
 
-@pytest.mark.parametrize(("device", "waits"), [("cpu", True), ("mps", True), ("cuda", False)])
-def test_a_cpu_waits_for_what_arrives(device, waits, monkeypatch):
+def test_a_cpu_waits_for_what_arrives(monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        torch.Tensor, "to", lambda x, where, non_blocking=None: asked.append(non_blocking) or x
-    )
-    ragged([[1]]).to(torch.device(device))
-    assert asked == [not waits] * 2
+    noted = lambda x, where, non_blocking=None: asked.append(non_blocking) or x  # noqa: E731
+    monkeypatch.setattr(torch.Tensor, "to", noted)
+    for device in ("cpu", "mps", "cuda"):
+        ragged([[1]]).to(torch.device(device))
+    assert asked == [False] * 4 + [True] * 2
 
 
-@pytest.mark.parametrize(
-    ("device", "width", "expected"),
-    [
-        ("cpu", 26, "tiles"),
-        ("cuda", 64, "unpadded"),
-        ("cuda", 26, "padded"),
-        ("cuda", 512, "padded"),
-        ("mps", 64, "padded"),
-    ],
-)
-def test_attention_is_computed_as_the_device_allows(device, width, expected, bert, strict, monkeypatch):
-    assert attention.way(device, width) == expected
+def test_attention_is_computed_as_the_device_allows(bert, strict, monkeypatch):
     monkeypatch.setattr("whitenedcse.model.encoder.way", attention.way)
-    bert.width = 2 * width
-    assert bert.attention(torch.device(device)) == expected
-    bert.batches = "padded"
-    assert bert.attention(torch.device(device)) == "padded"
+    for device, width, expected in (
+        ("cpu", 26, "tiles"), ("cuda", 64, "unpadded"), ("cuda", 26, "padded"), ("cuda", 512, "padded"),
+        ("mps", 64, "padded"),
+    ):  # fmt: skip
+        assert attention.way(device, width) == expected
+        bert.width, bert.batches = 2 * width, "packed"
+        assert bert.attention(torch.device(device)) == expected
+        bert.batches = "padded"
+        assert bert.attention(torch.device(device)) == "padded"
 
 
 def test_a_width_of_a_head_that_the_kernels_do_not_take_is_padded_there(bert, strict, monkeypatch):

@@ -1,7 +1,6 @@
 """W processes of n sentences compute what one of W n does, and chunks of a batch what the batch does."""
 
 import copy
-import inspect
 import itertools
 import os
 from dataclasses import replace
@@ -18,7 +17,6 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import cross_entropy, normalize
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
 from whitenedcse.data.datamodule import Batch, SentenceData
@@ -93,10 +91,8 @@ def module_of(encoder, head="none", views=2, form="l1", layers=(-2, -1), **setti
         layers=layers,
         head=ProjectionHead(width=WIDTH, whitening=white, dense=head != "none", position="before"),
     ).to(encoder.backbone.dtype)
-    loss = ContrastiveLoss(
-        form=form, temperature=0.05, weights=[1.0], denominator="view", hard_negative_log_weight=0.5
-    )
-    settings = {"mlm": None, "seed": SEED, "gather": True, "chunk": None, "optimizer": sgd} | settings
+    loss = ContrastiveLoss(form=form, hard_negative_log_weight=0.5)
+    settings = {"mlm": None, "seed": SEED, "optimizer": sgd} | settings
     if masked := settings["mlm"]:
         settings["mlm"] = masked(encoder=embedder.encoder).to(encoder.backbone.dtype)
     module = ContrastiveTraining(embedder=embedder, loss=loss, views=views, **settings)
@@ -249,34 +245,14 @@ def fitted(tokenizer, folder, head):
     if world > 1:
         keys = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "TORCHELASTIC_RUN_ID": "x"}
         os.environ |= {name: str(value) for name, value in keys.items()}
-    data = SentenceData(
-        corpus=str(folder / "corpus.tsv"),
-        columns=["a", "b", "c"],
-        sample=None,
-        max_length=12,
-        batch_size=32,
-        batch_tokens=None,
-        passes=1,
-        repetition=0.0,
-        seed=1,
-    )
-    data.tokenizer = tokenizer
-    monitor = Monitor(
-        dev=[DEV], every=2, patience=None, directory=folder / f"best{world}", say=lambda text: None
-    )
+    sizes = {"max_length": 12, "batch_size": 32, "passes": 1, "seed": 1, "tokenizer": tokenizer}
+    data = SentenceData(corpus=str(folder / "corpus.tsv"), columns=["a", "b", "c"], **sizes)
+    best = {"directory": folder / f"best{world}", "say": lambda text: None}
+    monitor = Monitor(dev=[DEV], every=2, patience=None, **best)
     module = module_of(encoder_of(tokenizer), head, 2)
-    trainer = Trainer(
-        chunk=None,
-        devices=world,
-        accelerator="cpu",
-        strategy="ddp" if world > 1 else "auto",
-        max_epochs=2,
-        gradient_clip_val=0.01,
-        callbacks=[monitor],
-        logger=False,
-        enable_progress_bar=False,
-    )
-    trainer.fit(module, data)
+    many = {"devices": world, "accelerator": "cpu", "strategy": "ddp" if world > 1 else "auto"}
+    quiet = {"logger": False, "enable_progress_bar": False, "callbacks": [monitor]}
+    Trainer(chunk=None, max_epochs=2, gradient_clip_val=0.01, **many, **quiet).fit(module, data)
     return {"weights": module.state_dict(), "rows": [tuple(row) for row in monitor.rows]}
 
 
@@ -480,31 +456,24 @@ def test_no_rank_waits_for_layers_that_pooling_does_not_read(worlds):
         assert {name.rpartition("pooler.")[1] for name, grad in masked.items() if grad is None} == {"pooler."}
 
 
-@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.slow
-def test_gathering_is_a_concatenation_with_gradient(worlds, world):
-    parts = [vectors(rank).transpose(0, 1).requires_grad_() for rank in range(world)]
-    whole = torch.cat(parts, dim=1)
-    sum((whole.sin() * weights(rank, world)).sum() for rank in range(world)).backward()
-    for rank in range(world):
-        outcome = worlds[world][rank]["collectives"]
-        assert torch.equal(outcome["gathered"], whole)
-        assert_close(outcome["gradient"], parts[rank].grad, rtol=0, atol=1e-12)
-        assert torch.equal(outcome["plain"], torch.full((3, 4, 2), float(world), dtype=torch.float64))
-
-
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.slow
-def test_every_rank_knows_the_same(worlds, world):
-    ranks = range(world)
-    for rank in ranks:
-        outcome = worlds[world][rank]["collectives"]
-        assert outcome["place"] == (rank, world)
-        assert outcome["agreed"] == [[r, 10 * r, -(2**40)] for r in ranks]
-        assert torch.equal(outcome["summed"], torch.full((2, 3), float(sum(10**r for r in ranks))))
-        assert outcome["first"] == {"from": 0, "none": None}
-        assert outcome["made"] == ([0] if rank == 0 else [])  # no other rank works
-        assert outcome["everyones"] == [{"rank": r, "text": "x" * r} for r in ranks]
+def test_gathering_is_a_concatenation_with_gradient_and_every_rank_knows_the_same(worlds):
+    for world in WORLDS:
+        ranks = range(world)
+        parts = [vectors(rank).transpose(0, 1).requires_grad_() for rank in ranks]
+        whole = torch.cat(parts, dim=1)
+        sum((whole.sin() * weights(rank, world)).sum() for rank in ranks).backward()
+        for rank in ranks:
+            outcome = worlds[world][rank]["collectives"]
+            assert torch.equal(outcome["gathered"], whole)
+            assert_close(outcome["gradient"], parts[rank].grad, rtol=0, atol=1e-12)
+            assert torch.equal(outcome["plain"], torch.full((3, 4, 2), float(world), dtype=torch.float64))
+            assert outcome["place"] == (rank, world)
+            assert outcome["agreed"] == [[r, 10 * r, -(2**40)] for r in ranks]
+            assert torch.equal(outcome["summed"], torch.full((2, 3), float(sum(10**r for r in ranks))))
+            assert outcome["first"] == {"from": 0, "none": None}
+            assert outcome["made"] == ([0] if rank == 0 else [])  # no other rank works
+            assert outcome["everyones"] == [{"rank": r, "text": "x" * r} for r in ranks]
 
 
 def test_parts_of_a_batch_are_slices_of_its_sentences():
@@ -513,16 +482,6 @@ def test_parts_of_a_batch_are_slices_of_its_sentences():
     for most in (1, 3, 7, 8):
         parts = [sevens[i : i + most] for i in range(0, 7, most)]
         assert [rows(part) for part in split(ragged(sevens), most)] == parts
-
-
-def test_shares_of_an_encoding_add_up_to_the_whole(bert, monkeypatch):
-    monkeypatch.setattr(encoding, "BATCH_TOKENS", 32)
-    embedder = embedder_of(bert)
-    whole = embedder.encode(SENTENCES * 3)
-    for count in (3, 50):
-        shares = [embedder.encode(SENTENCES * 3, share=(rank, count)) for rank in range(count)]
-        assert np.array_equal(sum(shares), whole)
-        assert (np.sum([np.any(share != 0, axis=1) for share in shares], axis=0) == 1).all()  # each row once
 
 
 def test_chunks_give_the_gradient_of_the_whole_batch(tokenizer):
@@ -535,11 +494,8 @@ def test_chunks_give_the_gradient_of_the_whole_batch(tokenizer):
 
 
 def test_chunks_have_the_gradient_of_their_own_dropout(tokenizer):
-    module, batch = (
-        module_of(encoder_of(tokenizer, dropout=0.3), "shuffled_group", 2, chunk=11),
-        batch_of(slice(0, N), 2, True),
-    )
-    loss = stepped(module, batch)
+    module = module_of(encoder_of(tokenizer, dropout=0.3), "shuffled_group", 2, chunk=11)
+    loss = stepped(module, batch := batch_of(slice(0, N), 2, True))
     cached = gradient(module)
     module.zero_grad()
     x = []
@@ -552,70 +508,15 @@ def test_chunks_have_the_gradient_of_their_own_dropout(tokenizer):
     assert apart(cached, gradient(module)) < 1e-10
 
 
-def saved(function):
-    """Bytes that autograd keeps between forward and backward."""
-    kept = {}
-
-    def keep(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        alive = function()
-    assert alive is not None
-    return sum(kept.values())
-
-
-def peak(function):
-    """The most bytes that were allocated at one time meanwhile."""
-    quiet = {"acc_events": True} if "acc_events" in inspect.signature(profile).parameters else {}
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, **quiet) as seen:
-        function()
-    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
-    events.sort(key=lambda event: event.start_ns())
-    return max(itertools.accumulate(event.nbytes() for event in events))
-
-
-@pytest.fixture
-def memory(tokenizer):
-    """Bytes kept by a step beyond those of head and loss, and the encoder's peak, by chunk and n."""
-    encoder, bytes_of = encoder_of(tokenizer), {}
-    for chunk, n in itertools.product((None, 8), (8, 32)):
-        module = module_of(encoder, "dense", chunk=chunk)
-        batch = batch_of(slice(0, n), 2, False)
-        x = module.encoded(batch, (0,)).detach().requires_grad_()
-        above = saved(lambda m=module, x=x: m.loss(*m.embedder.head.project(x, passes=2, views=2)))
-        step = saved(lambda m=module, b=batch: m.training_step(b, 0))
-        stepped(module, batch)  # gradients exist from here on
-        passes = peak(lambda m=module, b=batch: m.encoded(b, (0,)).sum().backward())
-        bytes_of[chunk, n] = (step - above, passes)
-    return bytes_of
-
-
-@pytest.mark.slow
-def test_chunks_keep_memory_flat(memory):
-    x = {n: 2 * n * WIDTH * 8 for n in (8, 32)}
-    assert memory[8, 32][0] <= x[32]  # between the passes
-    assert memory[8, 32][1] - memory[8, 8][1] <= 2 * (x[32] - x[8])  # while they run
-    assert memory[None, 32][0] > 100 * x[32]
-    assert memory[None, 32][1] - memory[None, 8][1] > 100 * (x[32] - x[8])
-
-
 def test_chunks_lose_nothing_in_bfloat16(tokenizer):
-    batch = Batch(ragged(sentences(256, 0)), None, 128)
-    gradients, kinds = [], []
+    batch, gradients, kinds = Batch(ragged(sentences(256, 0)), None, 128), [], set()
     for chunk in (None, 4):
         module = module_of(encoder_of(tokenizer, torch.float32), "dense", chunk=chunk)
-        layer = module.embedder.encoder.backbone.encoder.layer[0]
-        layer.attention.self.query.register_forward_hook(
-            lambda m, args, out: kinds.append(("encoder", out.dtype))
-        )
-        module.embedder.head.linear.register_forward_hook(
-            lambda m, args, out: kinds.append(("head", out.dtype))
-        )
+        query = module.embedder.encoder.backbone.encoder.layer[0].attention.self.query
+        query.register_forward_hook(lambda _, given, out: kinds.add(out.dtype))
         with torch.autocast("cpu", torch.bfloat16):
             loss = module.training_step(batch, STEP)
         loss.backward()
         gradients.append(gradient(module))
     assert apart(gradients[1], gradients[0]) < 2**-9  # not growing with the number of chunks
-    assert set(kinds) == {("encoder", torch.bfloat16), ("head", torch.float32)}
+    assert kinds == {torch.bfloat16}

@@ -137,6 +137,7 @@ NO_LISTS = {
 def test_texts_are_taken_from_any_sequence_and_never_from_a_table_by_accident(bert):
     embedder = embedder_of(bert, kind="mean").eval()
     x = embedder.encode(SENTENCES)
+    assert embedder.encode([]).shape == (0, 16)
     hits = Index.build(embedder, SENTENCES).query(SENTENCES, 2)
     for name, listed in LISTS.items():
         if name != "a dictionary's keys":

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from whitenedcse import compute
-from whitenedcse.training.loss import ContrastiveLoss
 
 
 @pytest.mark.parametrize(
@@ -24,11 +23,3 @@ def test_bfloat16_is_chosen_where_the_hardware_multiplies_it(accelerator, flags,
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda is not None)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bool(cuda))
     assert compute.quickest(accelerator) == expected
-
-
-def test_tensors_by_name_are_taken_as_those_by_place():
-    z, negatives = torch.randn(2, 4, 4), torch.randn(4, 4)
-    loss = ContrastiveLoss()
-    assert torch.equal(loss(z=z, negatives=negatives), loss(z, negatives))
-    half = loss(z.bfloat16(), negatives=negatives.bfloat16())
-    assert half.dtype == torch.float32 and torch.equal(half, loss(z.bfloat16(), negatives.bfloat16()))

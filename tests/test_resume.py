@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import programs
@@ -57,8 +58,8 @@ class Cutter(Callback):
             setattr(self, hook, cut)
 
 
-def fast(parameters, *, total_steps):
-    return adamw(parameters, total_steps=total_steps, lr=1e-2, weight_decay=0.01, warmup_steps=2)
+fast = partial(adamw, lr=1e-2, weight_decay=0.01, warmup_steps=2)
+still, wild = partial(adamw, lr=1e-12), partial(adamw, lr=1e30)
 
 
 @pytest.fixture(scope="module")
@@ -69,45 +70,37 @@ def train(tokenizer, tmp_path_factory):
     (home / "x.txt").write_text("\n".join(rows))
 
     def life(
-        run,
-        hook=None,
-        steps=0,
-        *,
-        patience=None,
-        evaluation=0,
-        chunk=None,
-        optimizer=fast,
-        lora=None,
-        number=None,
-        seconds=0.0,
-        **changes,
-    ):
+        run, hook=None, steps=0, *, patience=None, evaluation=0, chunk=None, optimizer=fast, lora=None,
+        number=None, seconds=0.0, views=None, **changes,
+    ):  # fmt: skip
         said = []
         checkpoint = newest(run / "checkpoints", said.append)
         torch.manual_seed(0)  # of the adapters
         bert = Encoder(backbone("bert", len(tokenizer)), tokenizer, lora=lora)
-        parts = {"embedder": embedder_of(bert), "loss": LOSS, "optimizer": optimizer, "mlm": None}
-        module = ContrastiveTraining(**parts, views=3, seed=5, gather=True, chunk=chunk)
-        sizes = {"sample": None, "max_length": 16, "batch_size": SIZE, "batch_tokens": None, "passes": 3}
-        data = SentenceData(corpus=str(home / "x.txt"), columns=[], repetition=0.0, seed=5, **sizes)
-        data.tokenizer = tokenizer
+        parts = {"embedder": embedder_of(bert), "loss": LOSS, "optimizer": optimizer}
+        module = ContrastiveTraining(**parts, views=3, seed=5, chunk=chunk)
+        sizes = {"max_length": 16, "batch_size": SIZE, "seed": 5, "tokenizer": tokenizer} | (views or {})
+        data = SentenceData(corpus=str(home / "x.txt"), **sizes)
         seed_everything(time.monotonic_ns() % 2**31, verbose=False)  # nothing may hang on a state
         settings = {"dev": [DEV], "every": 3, "patience": patience}
         monitor = Monitor(**settings, directory=run / "best", say=said.append)
-        monitor.dev_set = InterruptedDevSet(monitor.dev_set, evaluation)
+        left, measured = [evaluation], monitor.dev_set.measured
+
+        def interrupted(*parts):
+            """The run is cut amid an evaluation, when so many were made."""
+            values, left[0] = measured(*parts), left[0] - 1
+            if left[0] == 0:
+                raise Cut
+            return values
+
+        monitor.dev_set.measured = interrupted
         keep = Safekeeping(run / "checkpoints", seconds, monitor, "", said.append)
         run.mkdir(exist_ok=True)
+        callbacks = [keep, Record(), monitor, Cutter(hook, steps, number)]
         trainer = Trainer(
-            callbacks=[
-                keep,
-                Record(),
-                monitor,
-                Cutter(hook, steps, number),
-                LambdaCallback(on_train_end=keep.finish),
-            ],
-            logger=Metrics(run / "metrics.csv", checkpoint),
-            **(HERE | SETTINGS | changes),
-        )
+            callbacks=[*callbacks, LambdaCallback(on_train_end=keep.finish)],
+            logger=Metrics(run / "metrics.csv", checkpoint), **(HERE | SETTINGS | changes),
+        )  # fmt: skip
         try:
             trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
         except Cut:
@@ -146,23 +139,6 @@ def lines(run):
         return [line | {name: bool(line[name]) for name in MACHINES} for line in csv.DictReader(file)]
 
 
-class InterruptedDevSet:
-    """A dev set whose run is cut amid its `last` evaluation."""
-
-    def __init__(self, dev_set, last):
-        self.dev_set, self.left = dev_set, last
-
-    def __getattr__(self, name):
-        return getattr(self.dev_set, name)
-
-    def measured(self, *parts):
-        values = self.dev_set.measured(*parts)
-        self.left -= 1
-        if self.left == 0:
-            raise Cut
-        return values
-
-
 def same(one, other):
     """Bit by bit, and tensors that are no number alike."""
     if isinstance(one, torch.Tensor):
@@ -190,10 +166,7 @@ MOMENTS = {
 def test_a_run_resumes_as_if_uninterrupted(train, whole, tmp_path, moment):
     hook, steps = MOMENTS[moment]
     assert train(tmp_path / "cut", hook, steps) is None
-    between = hook in (
-        "on_train_batch_start",
-        "on_fit_end",
-    )  # steps; elsewhere the last one is not yet written
+    between = hook in ("on_train_batch_start", "on_fit_end")  # steps; else the last is not yet written
     assert last_step(tmp_path / "cut" / "checkpoints") == (steps if between else max(0, steps - 1))
     assert same(train(tmp_path / "cut"), whole())
 
@@ -205,12 +178,14 @@ def test_a_run_cut_amid_an_evaluation_resumes_as_if_uninterrupted(train, whole, 
     assert same(train(tmp_path / "cut"), whole())
 
 
+VIEWS = {"batch_tokens": 70, "crop": [0.5, 1.0], "repetition": 0.3}
 OTHERS = {  # settings, and the optimiser steps after which the run is cut
     "an odd number of batches, two a step": ({"accumulate_grad_batches": 2}, [3, 4, 8]),
     "chunks": ({"chunk": 4}, [8]),
     "low-rank adapters": ({"lora": LoRA(r=2, dropout=0.1)}, [8]),
     "three epochs": ({"max_epochs": 3}, [14]),
     "an end amid an epoch": ({"max_epochs": -1, "max_steps": 10}, [7, 10]),
+    "budgets of tokens, views that differ": ({"views": VIEWS, "max_epochs": -1, "max_steps": 15}, [3, 13]),
 }
 
 
@@ -245,10 +220,6 @@ def test_a_run_killed_after_a_better_checkpoint_than_it_resumes_from_ends_the_sa
     assert noted_step(tmp_path / "cut" / "best") in (3, 6, 9)
     end = train(tmp_path / "cut")
     assert same(end, whole()) and noted_step(tmp_path / "cut" / "best") == end[-1]["best_step"]
-
-
-def still(parameters, *, total_steps):
-    return adamw(parameters, total_steps=total_steps, lr=1e-12, weight_decay=0.0, warmup_steps=0)
 
 
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_fit_end"])
@@ -409,13 +380,19 @@ def test_a_loss_that_is_no_number_ends_the_run_at_the_last_good_checkpoint(tmp_p
     assert last_step(tmp_path / "outputs" / "bad" / "checkpoints") == 1
 
 
-def wild(parameters, *, total_steps):
-    return adamw(parameters, total_steps=total_steps, lr=1e30, weight_decay=0.0, warmup_steps=0)
-
-
-def test_nor_is_the_last_step_evaluated_or_kept_then(train, tmp_path):
-    settings = {"max_epochs": -1, "max_steps": 2, "log_every_n_steps": 7, "optimizer": wild}
-    with pytest.raises(ValueError, match="the loss of step 2 is not finite .*; the checkpoint of step 1"):
-        train(tmp_path / "run", **settings)
-    assert last_step(tmp_path / "run" / "checkpoints") == 1
+@pytest.mark.parametrize(
+    ("step", "cut", "settings"),
+    [
+        (1, {}, {"max_steps": 2, "log_every_n_steps": 7}),
+        (0, {"hook": "on_train_batch_start", "steps": 2}, {}),
+    ],
+)
+def test_nor_is_the_last_step_evaluated_or_kept_then(train, tmp_path, step, cut, settings):
+    """At the end, and where a number is logged: the cut before the third step is never reached."""
+    settings = {"max_epochs": -1, "max_steps": 9, "optimizer": wild} | settings
+    with pytest.raises(
+        ValueError, match=f"the loss of step 2 is not finite .*; the checkpoint of step {step}"
+    ):
+        train(tmp_path / "run", **cut, seconds=0.0 if step else 1e6, **settings)
+    assert last_step(tmp_path / "run" / "checkpoints") == step
     assert not (tmp_path / "run" / "best").exists()

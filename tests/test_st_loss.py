@@ -98,9 +98,8 @@ def test_the_gradient_is_that_of_our_own_training(made, tokenizer, monkeypatch, 
     white = whitening(kind=kind, eps=1e-3, gradient="full")
     loss = WhitenedContrastiveLoss(model, views=3, whitening=white).double()
     encoder = Encoder(copy.deepcopy(model[0].model), tokenizer)
-    module = ContrastiveTraining(
-        embedder=embedder_of(encoder, head=copy.deepcopy(loss.head)).double(), views=3
-    )
+    embedder = embedder_of(encoder, head=copy.deepcopy(loss.head)).double()
+    module = ContrastiveTraining(embedder=embedder, views=3)
     module.log = lambda *_, **__: None
     rows = [ragged(tokenizer(column).input_ids) for column in texts]
     passes = [*SENTENCES] * 3 if columns == 1 else [*SENTENCES, *OTHERS]
@@ -109,10 +108,8 @@ def test_the_gradient_is_that_of_our_own_training(made, tokenizer, monkeypatch, 
     value.backward()
     theirs, seen = stepped(loss, *texts)
     assert_close(theirs, value.detach())
-    own = {f"head.{name}": p.grad for name, p in module.embedder.head.named_parameters()}
-    own |= {
-        f"model.0.model.{name}": p.grad for name, p in module.embedder.encoder.backbone.named_parameters()
-    }
+    own = {f"head.{name}": p.grad for name, p in embedder.head.named_parameters()}
+    own |= {f"model.0.model.{name}": p.grad for name, p in embedder.encoder.backbone.named_parameters()}
     assert_close(seen, {name: g for name, g in own.items() if g is not None}, rtol=1e-6, atol=1e-9)
     assert len(seen) > 40
 
@@ -219,9 +216,8 @@ def test_matryoshka_works_without_a_head_and_is_refused_with_one(made):
     seen = stepped(ours, SENTENCES, OTHERS)
     assert_close(seen, expected, rtol=1e-6, atol=1e-6)
     cached = WhitenedContrastiveLoss(model := made(), views=2, mini_batch_size=3, **NONE)
-    assert_close(
-        stepped(MatryoshkaLoss(model, cached, dims), SENTENCES, OTHERS), expected, rtol=1e-4, atol=1e-6
-    )
+    seen = stepped(MatryoshkaLoss(model, cached, dims), SENTENCES, OTHERS)
+    assert_close(seen, expected, rtol=1e-4, atol=1e-6)
     with pytest.raises(ValueError, match=r"width 8 for a head of width 16.*MatryoshkaLoss.*dense=False"):
         stepped(MatryoshkaLoss(model := made(), WhitenedContrastiveLoss(model), dims), SENTENCES, OTHERS)
 
@@ -250,16 +246,12 @@ def test_settings_that_do_not_fit_together_are_refused(made):
     WhitenedContrastiveLoss(model, whitening=WhiteningSettings(kind="zca", group_width=None))  # as it says
 
 
-def test_weights_in_float16_are_refused_unless_they_are_frozen(made):
+def test_weights_and_inputs_that_cannot_be_computed_with_are_refused(made):
     """AdamW's smallest denominator is 0 in float16."""
     with pytest.raises(ValueError, match=r"float16 train to NaN; use model.float\(\)"):
         WhitenedContrastiveLoss(made().half())
     WhitenedContrastiveLoss(made().half().requires_grad_(False))
-    WhitenedContrastiveLoss(made().bfloat16())
-
-
-def test_inputs_that_cannot_be_computed_are_refused(made):
-    loss = WhitenedContrastiveLoss(made(), positives=2)
+    loss = WhitenedContrastiveLoss(made().bfloat16(), positives=2)
     with pytest.raises(ValueError, match="2 columns for an anchor and positives=2"):
         loss(tokens(loss.model, SENTENCES, OTHERS), None)
     flat = {"input_ids": torch.ones(1, 9, dtype=torch.long), "cu_seq_lens_q": torch.tensor([0, 9])}
@@ -270,9 +262,7 @@ def test_inputs_that_cannot_be_computed_are_refused(made):
 def test_labels_that_differ_are_refused_as_the_rows_of_a_label_would_be_drawn_together(made):
     loss = WhitenedContrastiveLoss(made(), views=2, **NONE)
     columns = tokens(loss.model, SENTENCES, OTHERS)
-    with pytest.raises(
-        ValueError, match=r"has labels, here from 0 to 1, which this loss does not use: it draws"
-    ):
+    with pytest.raises(ValueError, match=r"has labels, here from 0 to 1, which this loss does not use"):
         loss(columns, torch.tensor([1, 0] * 4))
     again = WhitenedContrastiveLoss(made(), views=2, **NONE)
     assert_close(again(columns, torch.ones(8)), again(columns))
@@ -355,23 +345,12 @@ def test_a_last_batch_that_cannot_be_whitened_is_left_out_and_the_others_train(m
     if rest > 4:
         assert int(trained(16 + rest, **both)["head.before.batches"]) == 3
         return
-    with pytest.warns(
-        UserWarning, match=f"{rest} sentences? cannot whiten 4 channels.*dataloader_drop_last=True"
-    ):
+    with pytest.warns(UserWarning, match=f"{rest} sentences? cannot whiten 4 ch.*dataloader_drop_last=True"):
         state = trained(16 + rest, **both)
     assert int(state["head.before.batches"]) == 2
     assert all(tensor.isfinite().all() for tensor in state.values())
     with pytest.raises(ValueError, match="set per_device_train_batch_size higher"):
         trained(rest, **both)
-
-
-def test_their_trainer_in_bfloat16_computes_the_head_in_float32(made, tmp_path):
-    types = set()
-    inside = ProjectionHead.dense
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ProjectionHead, "dense", lambda head, x: types.add(x.dtype) or inside(head, x))
-        after = fitted(made, tmp_path, bf16=True, save_strategy="no", max_steps=2)
-    assert types == {torch.float32} and after["head.before.covariance"].dtype == torch.float32
 
 
 def ten_steps(folder, share, gather=True, cached=None, seed=5):
@@ -399,10 +378,8 @@ CASES = {"plain": {}, "cached": {"cached": 3}}
 
 
 def one_of_two(rank, folder, place):
-    meeting = (place / "meeting").as_uri()
-    dist.init_process_group(
-        "gloo", init_method=meeting, rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
+    wait = {"init_method": (place / "meeting").as_uri(), "timeout": timedelta(seconds=60)}
+    dist.init_process_group("gloo", rank=rank, world_size=2, **wait)
     share = slice(4 * rank, 4 * rank + 4)
     after = {name: ten_steps(folder, share, **case, seed=5 + rank) for name, case in CASES.items()}
     after["none"] = ten_steps(folder, share, gather=False)
@@ -461,7 +438,5 @@ def test_their_trainer_with_two_processes_keeps_the_heads_equal_and_resumes(toke
 
 def test_a_name_in_place_of_a_model_is_told_what_to_give():
     for call in (WhitenedContrastiveLoss, accelerate, lambda model: whitened(model, ["a", "b"])):
-        with pytest.raises(
-            TypeError, match=r"model is a name or path: give SentenceTransformer\('nowhere'\)"
-        ):
+        with pytest.raises(TypeError, match=r"name or path: give SentenceTransformer\('nowhere'\)"):
             call(Path("nowhere"))

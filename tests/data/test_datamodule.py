@@ -1,22 +1,20 @@
 """Batches come in an order that seed and epoch decide, shared among ranks, each row once."""
 
 import math
-import warnings
 from collections import Counter
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 
-from whitenedcse.data.datamodule import Batch, SentenceData
+from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.data.views import prompt_tokens
+from whitenedcse.ragged import rows
 
 ROWS, SIZE = 29, 6
-SETTINGS = {"columns": [], "sample": None, "max_length": 12, "batch_size": SIZE, "passes": 1, "seed": 3}
-SETTINGS |= {"batch_tokens": None, "repetition": 0.0}
+SETTINGS = {"max_length": 12, "batch_size": SIZE, "passes": 1, "seed": 3}
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +27,8 @@ def text(tmp_path, tokenizer):
     """Row i holds word i, so that a batch tells which rows it is made of."""
     words = sorted(word for word in tokenizer.get_vocab() if word[0] not in "[#.,")[:ROWS]
     (tmp_path / "x.txt").write_text("\n".join(words))
-    rows = [f"{w}\t{w} and\tnot {w}\n" for w in words]
-    (tmp_path / "x.tsv").write_text("a\tb\tc\n" + "".join(rows))
+    lines = [f"{w}\t{w} and\tnot {w}\n" for w in words]
+    (tmp_path / "x.tsv").write_text("a\tb\tc\n" + "".join(lines))
     return tmp_path / "x.txt", [tokenizer.convert_tokens_to_ids(word) for word in words]
 
 
@@ -47,23 +45,14 @@ def data(text, tokenizer):
 
 def placed(rank, world):
     """A trainer at the start, as the data sees it."""
-    return SimpleNamespace(
-        global_rank=rank,
-        world_size=world,
-        global_step=0,
-        accumulate_grad_batches=1,
-        num_training_batches=math.inf,
-    )
-
-
-def rows_of(batch):
-    return [batch.ids[a:b].tolist() for a, b in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)]
+    place = {"global_rank": rank, "world_size": world, "global_step": 0}
+    return SimpleNamespace(**place, accumulate_grad_batches=1, num_training_batches=math.inf)
 
 
 def epoch(module, number=0):
     loader = module.train_dataloader()
     loader.sampler.set_epoch(number)
-    return [[row[1] for row in rows_of(batch.positives)] for batch in loader]
+    return [[row[1] for row in rows(batch.positives)] for batch in loader]
 
 
 def test_an_epoch_holds_every_row_at_most_once_in_whole_batches(data, text):
@@ -95,25 +84,27 @@ def test_ranks_together_see_what_one_rank_sees(data, world):
 
 
 def test_a_batch_that_ranks_cannot_share_equally_is_refused(data):
-    module = data()
-    module.trainer = placed(0, 4)
-    with pytest.raises(ValueError, match="batch_size=6 .* 4 processes; .*, or trainer.devices=3$"):
-        module.train_dataloader()
+    for size, world, fewer in ((6, 4, 3), (7, 2, 1)):
+        module = data(batch_size=size)
+        module.trainer = placed(0, world)
+        said = f"batch_size={size} .* {world} processes; .*, or trainer.devices={fewer}$"
+        with pytest.raises(ValueError, match=said):
+            module.train_dataloader()
 
 
 @pytest.fixture
 def unequal(tmp_path, tokenizer):
     """A corpus of sentences of 3 to 8 tokens, and the lengths of its anchors, in pairs with longer ones."""
     words = ["cat", "dog", "bird", "fish", "tree", "house", "river"]
-    rows = [" ".join(words[: 1 + i * i % 6]) for i in range(97)]
-    (tmp_path / "u.tsv").write_text("a\tb\n" + "".join(f"{row}\t{row} and the old\n" for row in rows))
-    (tmp_path / "u.txt").write_text("\n".join(rows))
-    return tmp_path, np.array([len(tokenizer(row)["input_ids"]) for row in rows])
+    lines = [" ".join(words[: 1 + i * i % 6]) for i in range(97)]
+    (tmp_path / "u.tsv").write_text("a\tb\n" + "".join(f"{row}\t{row} and the old\n" for row in lines))
+    (tmp_path / "u.txt").write_text("\n".join(lines))
+    return tmp_path, np.array([len(tokenizer(row)["input_ids"]) for row in lines])
 
 
 def budgeted(unequal, tokens, columns=()):
     corpus = unequal[0] / ("u.tsv" if columns else "u.txt")
-    return {"corpus": str(corpus), "columns": list(columns), "batch_tokens": tokens, "batch_size": 99}
+    return {"corpus": str(corpus), "columns": list(columns), "batch_tokens": tokens}
 
 
 def rows_of_epoch(module, number, start=0):
@@ -174,43 +165,36 @@ def test_batches_are_pinned_where_there_is_cuda(data, monkeypatch, there):
     assert data().train_dataloader().pin_memory is there
 
 
-@pytest.mark.parametrize("passes", [1, 3])
-def test_passes_repeat_the_whole_batch(data, passes):
-    batch, once = (next(iter(data(passes=p).train_dataloader())) for p in (passes, 1))
-    assert rows_of(batch.positives) == rows_of(once.positives) * passes
-    assert batch.negatives is None
-
-
-@pytest.mark.parametrize("columns", [["a", "b"], ["a", "b", "c"]])
-@pytest.mark.parametrize("passes", [1, 2])
-def test_pairs_are_views_and_a_third_column_is_the_negative(data, text, tokenizer, columns, passes):
-    batch = next(
-        iter(data(corpus=str(text[0].with_suffix(".tsv")), columns=columns, passes=passes).train_dataloader())
-    )
-    spoken = [tokenizer.decode(row, skip_special_tokens=True) for row in rows_of(batch.positives)]
-    anchors = spoken[:SIZE]
-    assert spoken == (anchors + [f"{a} and" for a in anchors]) * passes
-    if len(columns) == 2:
-        assert batch.negatives is None
-    else:
-        negatives = rows_of(batch.negatives)
-        assert tokenizer.batch_decode(negatives, skip_special_tokens=True) == [f"not {a}" for a in anchors]
+def test_passes_repeat_the_batch_pairs_are_views_and_a_third_column_is_the_negative(data, text, tokenizer):
+    once = rows(next(iter(data().train_dataloader())).positives)
+    batch = next(iter(data(passes=3).train_dataloader()))
+    assert rows(batch.positives) == once * 3 and batch.negatives is None
+    for columns, passes in product((["a", "b"], ["a", "b", "c"]), (1, 2)):
+        made = data(corpus=str(text[0].with_suffix(".tsv")), columns=columns, passes=passes)
+        batch = next(iter(made.train_dataloader()))
+        spoken = tokenizer.batch_decode(rows(batch.positives), skip_special_tokens=True)
+        anchors = spoken[:SIZE]
+        assert spoken == (anchors + [f"{a} and" for a in anchors]) * passes
+        hard = [rows(x) for x in [batch.negatives] * (len(columns) == 3)]
+        for negatives in hard:
+            assert tokenizer.batch_decode(negatives, skip_special_tokens=True) == [
+                f"not {a}" for a in anchors
+            ]
+        assert len(hard) == 1 or batch.negatives is None
 
 
 def test_a_sample_of_tokens_is_of_all_columns_and_always_the_same(data, text, tokenizer):
     triplets = {"corpus": str(text[0].with_suffix(".tsv")), "columns": ["a", "b", "c"]}
     module = data(**triplets, seed=8)
-    drawn = tokenizer.batch_decode(rows_of(module.sample_tokens(11)), skip_special_tokens=True)
-    assert len(set(drawn)) == 9 and drawn[3:] == [f"{a} and" for a in drawn[:3]] + [
-        f"not {a}" for a in drawn[:3]
-    ]
-    assert rows_of(data(**triplets, seed=1).sample_tokens(11)) == rows_of(module.sample_tokens(11))
-    alone = rows_of(data(seed=1).sample_tokens(10))
-    assert rows_of(module.sample_tokens(30))[:10] == alone  # the first column of the same rows
-    rows = sorted(row[1] for row in rows_of(data().sample_tokens(1000)))
-    assert (
-        rows == sorted(text[1]) == sorted(row[1] for row in rows_of(module.sample_tokens(1000))[: len(rows)])
-    )
+    drawn = tokenizer.batch_decode(rows(module.sample_tokens(11)), skip_special_tokens=True)
+    assert len(set(drawn)) == 9
+    assert drawn[3:] == [f"{a} and" for a in drawn[:3]] + [f"not {a}" for a in drawn[:3]]
+    assert rows(data(**triplets, seed=1).sample_tokens(11)) == rows(module.sample_tokens(11))
+    alone = rows(data(seed=1).sample_tokens(10))
+    assert rows(module.sample_tokens(30))[:10] == alone  # the first column of the same rows
+    first = [row[1] for row in rows(data().sample_tokens(1000))]
+    assert sorted(first) == sorted(text[1])
+    assert sorted(row[1] for row in rows(module.sample_tokens(1000))[: len(first)]) == sorted(first)
 
 
 @pytest.mark.parametrize(
@@ -255,41 +239,11 @@ def test_what_truncation_takes_is_told_of_every_column(data, tmp_path):
     assert "truncated at 12 tokens (25 %), 63 tokens kept" in told  # 3 x 12 and 9 x 3
 
 
-class Recorder(LightningModule):
-    """Learns nothing; writes down the words of each batch, the first of each sentence or all."""
-
-    def __init__(self, whole):
-        super().__init__()
-        self.weight, self.seen, self.whole = torch.nn.Parameter(torch.ones(1)), [], whole
-
-    def training_step(self, batch, step):
-        assert isinstance(batch, Batch)
-        self.seen.append([row if self.whole else row[1] for row in rows_of(batch.positives)])
-        return self.weight.sum()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def fitted(module, folder, steps, resume=None, whole=False):
-    recorder = Recorder(whole)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Lightning on few workers, few devices, many files
-        every = ModelCheckpoint(folder, filename=f"{steps}", every_n_train_steps=steps, save_top_k=-1)
-        trainer = Trainer(
-            accelerator="cpu", max_steps=steps, logger=False, enable_progress_bar=False,
-            enable_model_summary=False, use_distributed_sampler=False, default_root_dir=folder,
-            callbacks=[every],
-        )  # fmt: skip
-        trainer.fit(recorder, module, ckpt_path=resume)
-    return recorder.seen
-
-
 def words_of(module, number):
     """The positives of an epoch, as lists of ids."""
     loader = module.train_dataloader()
     loader.sampler.set_epoch(number)
-    return [rows_of(batch.positives) for batch in loader]
+    return [rows(batch.positives) for batch in loader]
 
 
 CHANGED = {"passes": 3, "crop": [0.5, 1.0], "repetition": 0.3}
@@ -314,8 +268,8 @@ def test_hard_negatives_and_samples_stay_whole(data, text):
     triplets = {"corpus": str(text[0].with_suffix(".tsv")), "columns": ["a", "b", "c"], "passes": 2}
     plain, changed = data(**triplets), data(**triplets, repetition=0.5, crop=[0.5, 0.6])
     for before, after in zip(plain.train_dataloader(), changed.train_dataloader(), strict=True):
-        assert rows_of(before.negatives) == rows_of(after.negatives)
-    assert rows_of(plain.sample_tokens(9)) == rows_of(changed.sample_tokens(9))
+        assert rows(before.negatives) == rows(after.negatives)
+    assert rows(plain.sample_tokens(9)) == rows(changed.sample_tokens(9))
 
 
 def test_changes_are_a_function_of_seed_epoch_and_row_alone(data, unequal):
@@ -341,19 +295,6 @@ def test_changes_are_a_function_of_seed_epoch_and_row_alone(data, unequal):
     for other in (by_row(data(**settings), 1), by_row(data(**settings | {"seed": 4}), 0)):
         both = alone.keys() & other.keys()
         assert sum(alone[row] != other[row] for row in both) > len(both) / 2
-
-
-@pytest.mark.parametrize("stop", [3, 9, 13])  # an epoch has 9 steps
-def test_a_resumed_run_sees_the_views_that_an_unbroken_one_sees(data, unequal, tmp_path, stop):
-    def built():
-        return data(**budgeted(unequal, 50) | CHANGED)
-
-    assert len(built().train_dataloader()) == 9
-    whole = fitted(built(), tmp_path / "whole", 15, whole=True)
-    assert whole == (words_of(built(), 0) + words_of(built(), 1))[:15]
-    begun = fitted(built(), tmp_path / "parts", stop, whole=True)
-    rest = fitted(built(), tmp_path / "parts", 15, resume=tmp_path / "parts" / f"{stop}.ckpt", whole=True)
-    assert begun + rest == whole
 
 
 @pytest.mark.parametrize("prompt", ["the old: ", "cat. "])

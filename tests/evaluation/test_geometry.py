@@ -44,13 +44,8 @@ def test_alignment_is_the_mean_squared_distance_of_a_loop(x):
     y = x.flip(0) * 3
     expected = np.mean([((unit(a) - unit(b)) ** 2).sum() for a, b in zip(x, y, strict=True)])
     assert alignment(x, y).item() == pytest.approx(expected, abs=1e-12)
-
-
-def test_alignment_runs_from_equal_over_orthogonal_to_opposite():
-    x, y = torch.tensor([[3.0, 0], [1, 0], [2, 0]]), torch.tensor([[1.0, 0], [0, 5], [-4, 0]])
-    for i, expected in enumerate([0, 2, 4]):
-        assert alignment(x[i : i + 1], y[i : i + 1]).item() == pytest.approx(expected)
-    assert alignment(x, y).item() == pytest.approx(2)
+    with pytest.raises(ValueError, match=r"\(37, 5\) and \(36, 5\)"):
+        alignment(x, x[1:])
 
 
 def test_spread_is_the_share_of_the_squared_length_that_is_not_the_means(x):
@@ -72,15 +67,10 @@ def test_equal_rows_have_no_spread_and_rounding_leaves_next_to_none(x):
 def test_diversity_is_the_mean_distance_of_a_loop_over_pairs_of_views(x):
     views = torch.stack([x, x.roll(1, 0) * 2, x.flip(0)])
     pairs = [(0, 1), (0, 2), (1, 2)]
-    loop = [
-        np.linalg.norm(unit(a) - unit(b)) for i, j in pairs for a, b in zip(views[i], views[j], strict=True)
-    ]
+    every = ((a, b) for i, j in pairs for a, b in zip(views[i], views[j], strict=True))
+    loop = [np.linalg.norm(unit(a) - unit(b)) for a, b in every]
     assert diversity(views).item() == pytest.approx(np.mean(loop), abs=1e-12)
-
-
-def test_diversity_runs_from_equal_to_opposite(x):
     assert diversity(torch.stack([x, x, x])).item() == 0
-    assert diversity(torch.stack([x, -3 * x])).item() == pytest.approx(2)
 
 
 @pytest.mark.parametrize("chunk", [1, 10, 36, 1024])
@@ -93,17 +83,20 @@ def test_uniformity_is_the_double_loop_over_pairs_whatever_the_chunk(x, chunk, m
     assert uniformity(x).item() == pytest.approx(expected, rel=1e-9, abs=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("points", "expected"),
-    [
+def test_uniformity_of_points_with_a_closed_form_and_where_there_is_none(x):
+    three = math.log((math.exp(-8) + 2 * math.exp(-4)) / 3)
+    for points, expected in (
         ([[1.0, 2], [2, 4], [0.5, 1]], 0),  # one direction: distance 0
         ([[1.0, 0], [-1, 0]], -8),  # opposite: squared distance 4
         ([[1.0, 0, 0], [0, 2, 0], [0, 0, 3]], -4),  # orthogonal: 2
-        ([[1.0, 0], [-1, 0], [0, 1]], math.log((math.exp(-8) + 2 * math.exp(-4)) / 3)),
-    ],
-)
-def test_uniformity_of_points_with_a_closed_form(points, expected):
-    assert uniformity(torch.tensor(points, dtype=torch.float64)).item() == pytest.approx(expected, abs=1e-12)
+        ([[1.0, 0], [-1, 0], [0, 1]], three),
+    ):
+        found = uniformity(torch.tensor(points, dtype=torch.float64)).item()
+        assert found == pytest.approx(expected, abs=1e-12)
+    with pytest.raises(ValueError, match="2 rows or more, not 1"):
+        uniformity(x[:1])
+    x[3] = 0  # has no direction
+    assert uniformity(x).isnan() and alignment(x, x).isnan()
 
 
 def test_half_precision_and_autocast_cost_no_more_than_the_rounding_of_the_input(x):
@@ -112,51 +105,22 @@ def test_half_precision_and_autocast_cost_no_more_than_the_rounding_of_the_input
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert uniformity(half).item() == pytest.approx(uniformity(exact).item(), abs=1e-5)
         assert uniformity(x.float()).item() == pytest.approx(uniformity(x).item(), abs=1e-5)
-        assert alignment(half, half.flip(0)).item() == pytest.approx(
-            alignment(exact, exact.flip(0)).item(), abs=1e-5
-        )
+        near = alignment(exact, exact.flip(0)).item()
+        assert alignment(half, half.flip(0)).item() == pytest.approx(near, abs=1e-5)
         assert rank_of(x.float()).item() == pytest.approx(rank_of(x).item(), abs=1e-5)
 
 
-def test_a_zero_row_has_no_direction_and_says_so(x):
-    x[3] = 0
-    assert uniformity(x).isnan()
-    assert alignment(x, x).isnan()
-
-
-def test_one_row_or_unequal_sides_are_refused(x):
-    with pytest.raises(ValueError, match="2 rows or more, not 1"):
-        uniformity(x[:1])
-    with pytest.raises(ValueError, match=r"\(37, 5\) and \(36, 5\)"):
-        alignment(x, x[1:])
-
-
-def test_effective_rank_is_one_on_a_line_anywhere_in_space(x):
-    line = torch.linspace(-1, 2, 20, dtype=torch.float64)[:, None] * x[0] + 7
-    assert rank_of(line).item() == pytest.approx(1, abs=1e-9)
-
-
-@pytest.mark.parametrize("d", [2, 5, 16])
-def test_effective_rank_is_the_width_of_an_isotropic_cloud(d):
-    corners = torch.cat([torch.eye(d), -torch.eye(d)]) + 3
-    assert rank_of(corners).item() == pytest.approx(d, abs=1e-9)
-
-
-def test_effective_rank_is_the_entropy_of_numpys_spectrum(x):
-    p = np.linalg.eigvalsh(np.cov((x * torch.tensor([1, 2, 3, 4, 9])).numpy().T))
-    p /= p.sum()
-    expected = np.exp(-(p * np.log(p)).sum())
-    assert rank_of(x * torch.tensor([1, 2, 3, 4, 9])).item() == pytest.approx(expected, abs=1e-9)
-
-
-def test_equal_rows_have_rank_zero_even_where_their_mean_rounds():
-    assert rank_of(torch.full((7, 3), 0.1, dtype=torch.float64)).item() == 0
-
-
-def test_the_spectrum_is_numpys_and_sums_to_one(x):
+def test_the_spectrum_is_numpys_and_effective_rank_the_exponential_of_its_entropy(x):
     wide = x * torch.tensor([1, 2, 3, 4, 9])
     p = np.sort(np.linalg.eigvalsh(np.cov(wide.numpy().T)))[::-1]
-    assert spectrum(wide).numpy() == pytest.approx(p / p.sum(), abs=1e-9)
+    p = p / p.sum()
+    assert spectrum(wide).numpy() == pytest.approx(p, abs=1e-9)
+    assert rank_of(wide).item() == pytest.approx(np.exp(-(p * np.log(p)).sum()), abs=1e-9)
+    line = torch.linspace(-1, 2, 20, dtype=torch.float64)[:, None] * x[0] + 7
+    assert rank_of(line).item() == pytest.approx(1, abs=1e-9)
+    corners = torch.cat([torch.eye(5), -torch.eye(5)]) + 3
+    assert rank_of(corners).item() == pytest.approx(5, abs=1e-9)
+    assert rank_of(torch.full((7, 3), 0.1, dtype=torch.float64)).item() == 0  # whose mean rounds
 
 
 def test_mean_cosine_is_the_mean_over_all_pairs(x):
@@ -182,11 +146,8 @@ def test_a_description_holds_every_measure_and_says_none_where_there_is_none(x):
     positives = torch.tensor([[0, 1], [2, 3]])
     got = described(x, positives)
     assert got["alignment"] == pytest.approx(alignment(x[:2], x[2:4]).item())
-    for name, measure in {
-        "uniformity": uniformity,
-        "isotropy": isotropy_of,
-        "mean_cosine": mean_cosine,
-    }.items():
+    measures = {"uniformity": uniformity, "isotropy": isotropy_of, "mean_cosine": mean_cosine}
+    for name, measure in measures.items():
         assert got[name] == pytest.approx(measure(x).item()), name
     assert len(got["spectrum"]) == 5 and got["effective_rank"] == pytest.approx(rank_of(x).item())
     assert described(x, positives[:, :0])["alignment"] is None
@@ -198,33 +159,21 @@ def scored(gold, scale=None):
     return Subset("p", [], [], np.array(gold, float), scale), rows
 
 
-@pytest.mark.parametrize(
-    ("gold", "scale", "above", "which"),
-    [
+def test_positives_are_the_pairs_in_the_top_fifth_of_the_scale():
+    for gold, scale, above, which in (
         ([0, 4, 4.2, 5], None, 4, [2, 3]),  # SimCSE's definition
-        (
-            [1, 4, 4.1, 4.2],
-            (0, 5),
-            4,
-            [2, 3],
-        ),  # of a set whose scale is known, the scores that occur do not tell
+        ([1, 4, 4.1, 4.2], (0, 5), 4, [2, 3]),  # of a known scale the scores that occur do not tell
         ([0, 0.8, 0.81, 1], None, 0.8, [2, 3]),
         ([7, 1, 5.8, 6], None, 5.8, [0, 3]),
         ([-1, 1, 0.6, 0.7], None, 0.6, [1, 3]),
         ([3, 3, 3], None, 3, []),
-    ],
-)
-def test_positives_are_the_pairs_in_the_top_fifth_of_the_scale(gold, scale, above, which):
-    pair = scored(gold, scale)
-    rows, about = positives([pair])
-    assert rows.tolist() == pair[1][:, which].tolist()
-    low, high = scale or (min(gold), max(gold))
-    assert about == {"above": above, "scale": [low, high], "n": len(which), "of": len(gold)}
-
-
-def test_the_subsets_of_a_task_have_one_scale():
-    one, other = scored([0, 6, 9]), scored([10, 7])
-    rows, about = positives([one, other])
+    ):
+        pair = scored(gold, scale)
+        rows, about = positives([pair])
+        assert rows.tolist() == pair[1][:, which].tolist()
+        low, high = scale or (min(gold), max(gold))
+        assert about == {"above": above, "scale": [low, high], "n": len(which), "of": len(gold)}
+    rows, about = positives([scored([0, 6, 9]), scored([10, 7])])  # subsets have one scale
     assert rows.tolist() == [[2, 0], [5, 2]]
     assert about == {"above": 8, "scale": [0, 10], "n": 2, "of": 5}
 

@@ -204,18 +204,6 @@ def test_geometry_is_of_sts_b_where_there_is_one_with_pairs_above_four_as_positi
     assert got["positives"] == {"above": 4, "scale": [0, 5], "n": len(positives), "of": 25}
 
 
-def test_alignment_is_over_the_same_pairs_on_any_scale(tasks):
-    (s,) = tasks["B"]
-    one, other = (
-        result_of(plan({"mine": [s._replace(gold=gold)]}, [], nothing)).scores["geometry"]
-        for gold in (s.gold, 1 + 1.2 * s.gold)
-    )
-    assert one["alignment"] == other["alignment"] is not None
-    assert (one["positives"]["above"], other["positives"]["above"]) == (4, pytest.approx(5.8))
-    flat = result_of(plan({"mine": [s._replace(gold=0 * s.gold + 3)]}, [], nothing)).scores["geometry"]
-    assert (flat["alignment"], flat["positives"]["n"]) == (None, 0)
-
-
 def test_zero_vectors_are_counted_and_other_shapes_refused(tasks):
     agenda = plan(tasks, [], nothing)
     x = np.float32([vector(t) for t in agenda.sentences])

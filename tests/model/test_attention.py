@@ -103,10 +103,8 @@ def test_dropout_differs_between_heads_sentences_and_seeds():
     assert len({part.numpy().tobytes() for part in parts}) == len(parts)
 
 
-def on_meta(kind, n, length=0):
-    return torch.empty(
-        n, *([length] if length else []), dtype=kind, device="meta", requires_grad=bool(length)
-    )
+def on_meta(kind, n, length):
+    return torch.empty(n, length, dtype=kind, device="meta", requires_grad=True)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
@@ -133,9 +131,6 @@ def test_the_kernels_for_cuda_take_the_arguments_and_give_gradients(kind, first,
 
 
 def test_a_device_without_those_kernels_pads_and_says_so_once(monkeypatch):
-    assert [way(*case) for case in (("cpu", 20), ("cuda", 64), ("cuda", 20), ("cuda", 512), ("mps", 64))] == [
-        *("tiles", "unpadded", "padded", "padded", "padded")
-    ]
     monkeypatch.setattr(module, "unpadded_attention", lambda *_, **__: torch.ops.aten.no_such_operator)
     module.kernels.cache_clear()
     with pytest.warns(UserWarning, match="has not the attention that skips padding .*: batches are padded"):

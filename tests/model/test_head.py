@@ -11,12 +11,7 @@ from torch.testing import assert_close
 
 import whitenedcse.whitening as functions
 from whitenedcse.model.head import ProjectionHead
-from whitenedcse.model.whitener import (
-    ROOTS,
-    Whitener,
-    WhiteningSettings,
-    rearranged,
-)
+from whitenedcse.model.whitener import ROOTS, Whitener, WhiteningSettings, rearranged
 
 KINDS = ("pca", "zca", "group", "shuffled_group")
 
@@ -153,23 +148,6 @@ def test_the_head_works_in_float32_whatever_surrounds_it():
         assert torch.equal(module(x), plain)
 
 
-def test_vectors_of_any_scale_leave_the_head_the_same():
-    for kind, scale in product(KINDS, (1e-3, 1e3)):
-        x, plain, scaled = views(), *(head(dense=False, kind=kind, seed=7) for _ in "ab")
-        for training in (True, False):
-            torch.manual_seed(3)  # of the permutations
-            expected = plain.train(training)(x)
-            torch.manual_seed(3)
-            assert_close(scaled.train(training)(scale * x), expected, atol=2e-4, rtol=0)
-
-
-def test_gradients_are_finite_even_for_equal_sentences():
-    for kind, gradient in product(KINDS, ("centre", "none")):
-        x = views(v=2, n=4)[:, :1].expand(-1, 4, -1).clone().requires_grad_()
-        head(kind=kind, gradient=gradient)(x).square().sum().backward()
-        assert x.grad.isfinite().all()
-
-
 @pytest.mark.parametrize("gradient", ["full", "centre", "none"])
 def test_the_gradient_of_momentum_whitening_stops_where_the_setting_says(gradient):
     whitener = Whitener(8, whitening(kind="zca", momentum=0.5, gradient=gradient)).double().train()
@@ -188,9 +166,8 @@ def test_the_gradient_of_momentum_whitening_stops_where_the_setting_says(gradien
     assert_close(x.grad, y.grad)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_settings_that_cannot_be_are_refused():
+    for changes, message in (
         ({"kind": "sphere"}, "'sphere' is not one of pca, zca, group, shuffled_group"),
         ({"gradient": "all"}, "'all' is not one of full, centre, none"),
         ({"kind": "pca", "gradient": "full"}, "no full gradient"),
@@ -202,11 +179,9 @@ def test_the_gradient_of_momentum_whitening_stops_where_the_setting_says(gradien
         ({"eps": 0.0}, "eps=0.0 is not finite and above 0"),
         ({"group_width": None}, "group_width=None is not 1 or more channels"),
         ({"group_width": 5}, "5.*8"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        head(**changes)
+    ):
+        with pytest.raises(ValueError, match=message):
+            head(**changes)
 
 
 def test_a_module_names_the_shape_that_it_cannot_take_and_those_it_can():

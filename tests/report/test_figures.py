@@ -39,10 +39,8 @@ def test_every_point_of_every_figure(tasks, tmp_path, monkeypatch):
     rows.append(rows[0] | {"name": "whitening (target)", "postprocess": {"kind": "whitening"}})
     scores = {"model": "tiny", "headline": "mean", "rows": rows}
     said = draw(tmp_path, names, {"mean": planes}, [System(planes[2]), system], agenda, scores)
-    read = {
-        name: list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines()))
-        for name in ("layers", "subsets", "components")
-    }
+    files = {name: (tmp_path / f"{name}.csv").read_text().splitlines() for name in names[:3]}
+    read = {name: list(csv.DictReader(lines)) for name, lines in files.items()}
 
     def average(rows, **wanted):
         (row,) = [r for r in rows if r["task"] == "average" and all(r[k] == v for k, v in wanted.items())]
@@ -61,18 +59,11 @@ def test_every_point_of_every_figure(tasks, tmp_path, monkeypatch):
     for k in (2, 4):
         y = (planes[2] - fit.mean(0)) @ (u / np.sqrt(s))[:, :k]
         assert average(read["components"], k=str(k)) == pytest.approx(by_hand(tasks, of(y)), abs=1e-9)
-    assert (
-        len(read["layers"]) == 6 * 2 * 3
-        and len(read["subsets"]) == 7 * 3
-        and len(read["components"]) == 4 * 3
-    )
-    best = max(
-        (row for row in read["subsets"] if row["task"] == "average"), key=lambda row: float(row["mean"])
-    )
-    layers = [int(i) for i in best["layers"].split("+")]
-    assert said[1].startswith(
-        f"subsets.png: the best set of layers is {layers}: {float(best['mean']):.2f} (tiny, "
-    )
+    assert [len(rows) for rows in read.values()] == [6 * 2 * 3, 7 * 3, 4 * 3]
+    averages = [row for row in read["subsets"] if row["task"] == "average"]
+    best = max(averages, key=lambda row: float(row["mean"]))
+    layers, score = [int(i) for i in best["layers"].split("+")], f"{float(best['mean']):.2f}"
+    assert said[1].startswith(f"subsets.png: the best set of layers is {layers}: {score} (tiny, ")
     assert {row["row"] for row in read["components"]} == {"whitening (target)"}
     unit = planes[2][np.unique(np.concatenate([r for _, r in agenda.pairs["A"]], axis=1))].astype(float)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
@@ -97,9 +88,8 @@ def test_no_figure_shows_a_score_that_is_undefined(tmp_path, monkeypatch, golds)
     monkeypatch.setattr("whitenedcse.evaluation.suite.own_texts", lambda *_: [*few, *few[:1] * 3])
     few = [f"s{i}" for i in range(6)]  # whitened to five or more of eight components; one stands four times
     sides = few[:5], few[1:]
-    agenda = plan(
-        {f"T{i}": [Subset("p", *sides, np.array(x))] for i, x in enumerate(golds)}, ["target"], list
-    )
+    tasks = {f"T{i}": [Subset("p", *sides, np.array(x))] for i, x in enumerate(golds)}
+    agenda = plan(tasks, ["target"], list)
     planes = np.random.default_rng(1).standard_normal((3, 6, 8)).astype(np.float32)
     system = System(planes[2], partial(Postprocess, kind="whitening"), "target")
     row = {"name": "white", "pooling": "mean over layers [-1]", "postprocess": {"kind": "whitening"}}
@@ -111,7 +101,6 @@ def test_no_figure_shows_a_score_that_is_undefined(tmp_path, monkeypatch, golds)
     )
     rows = list(csv.DictReader((tmp_path / "components.csv").read_text().splitlines()))
     assert {int(row["k"]) for row in rows if row["task"] == "T0" and row["all"]} == {1, 2, 3, 4}
-    assert said[1].startswith("components.png: the best k on these pairs themselves: ") and (
-        "no average" in said[1]
-    ) == (len(golds) == 2)
+    assert said[1].startswith("components.png: the best k on these pairs themselves: ")
+    assert ("no average" in said[1]) == (len(golds) == 2)
     assert said[2].startswith("subsets") and ("not drawn" in said[2]) == (len(golds) == 2)

@@ -86,8 +86,7 @@ def test_each_panel_marks_the_best_k_of_all_its_curves(tmp_path, words):
     broken = {name: by | {"broken": np.full(30, np.nan)} for name, by in curves().items()}
     text = words(component_curves, broken, SAID, tmp_path / "k")
     for task in ("STS12", "STS-B", "average"):
-        value, k, name = max(
-            (y, i + 1, name) for name, by in curves().items() for i, y in enumerate(by[task])
-        )
+        every = ((y, i, name) for name, by in curves().items() for i, y in enumerate(by[task], 1))
+        value, k, name = max(every)
         assert task in text and f"{value:.2f} at k = {k}" in text and name in text
     assert "broken" not in text and {"whitening (nli)", "whitening (target)"} <= set(text)

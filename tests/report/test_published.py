@@ -21,14 +21,7 @@ ROWS = [(key, row) for key, table in TABLES.items() for row in table["rows"]]
 STATED = {"WhiteningBERT/F1": [None] * 4, "WhiteningBERT/F2": [None] * 2, "BERT-whitening/F1": [66.52]}
 STATED |= {"WhitenedCSE/F1": [None] * 12, "WhitenedCSE/F3": [None] * 4}
 SAME = {"STSB": "STS-B", "SICK": "SICK-R", "SST": "SST2"}
-OF_ROW = (
-    "pooling",
-    "transform",
-    "k",
-    "fit",
-    "power",
-    "shrinkage",
-)  # conditions that a row of scores.json has
+OF_ROW = ("pooling", "transform", "k", "fit", "power", "shrinkage")  # which a row of scores.json has
 OF_SCORES = ("protocol", "case", "max_length", "extra", "bf16", "sample", "classifier", "prompt")
 
 
@@ -72,9 +65,8 @@ def run(path, wanted, *, seed=None, scores=None, encoder=None, name="as it is", 
         model.mkdir(exist_ok=True)
         content = nested(config | {"encoder.path": source["path"], "data.seed": 9})
         (model / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(content | {"seed": seed or 0})))
-        (model / "scores.json").write_text(
-            '{"dev": {"values_best": {"dev/alignment": 0.25, "dev/uniformity": -2}}}'
-        )
+        best = {"dev/alignment": 0.25, "dev/uniformity": -2}
+        (model / "scores.json").write_text(json.dumps({"dev": {"values_best": best}}))
         text = "step,train/diversity_before,train/diversity_after\n1,9,9\n2,0.5,0.75\n"
         (model / "metrics.csv").write_text(text)
         about["model"] = str(model)
@@ -233,26 +225,25 @@ def test_a_file_of_a_run_with_many_rows_is_near_once(tmp_path):
         assert note.count(", the row has ") == 1 and "encoder=someone/else" in note
 
 
-@pytest.mark.parametrize(
-    ("encoder", "fits"),
-    [
-        ({"path": "bert-base-uncased"}, True),
-        ({"path": "google-bert/bert-base-uncased"}, True),
-        ({"path": "someone/bert-base-uncased"}, False),
-        ({"path": "/models/bert-base-uncased", "commit": None, "architecture": "bert 12 x 768"}, True),
-        ({"path": "/models/bert-base-uncased", "commit": None, "architecture": "bert 6 x 384"}, False),
-        ({"path": "/models/minilm", "commit": None, "architecture": "bert 12 x 768"}, False),
-        ({"path": "bert-large-uncased"}, False),
-    ],
-)
-def test_an_encoder_is_known_by_its_hub_id_or_by_its_directory_s_name_and_architecture(
-    tmp_path, encoder, fits
-):
-    wanted = conditions("WhiteningBERT/T1", "BERT-base: CLS, L12")
-    here = run(tmp_path / "x", wanted, encoder=encoder)
-    assert bool(ours("WhiteningBERT/T1", [here])) == fits
-    notes = [note for note in report("WhiteningBERT/T1", [here]).notes if "near miss" in note]
-    assert len(notes) == (not fits) and all(f"encoder={encoder['path']} (" in note for note in notes)
+def test_an_encoder_is_known_by_its_hub_id_or_by_its_directory_s_name_and_architecture(tmp_path):
+    key, wanted = "WhiteningBERT/T1", conditions("WhiteningBERT/T1", "BERT-base: CLS, L12")
+    base = "bert 12 x 768"
+    for i, (path, architecture, fits) in enumerate(
+        [
+            ("bert-base-uncased", None, True),
+            ("google-bert/bert-base-uncased", None, True),
+            ("someone/bert-base-uncased", None, False),
+            ("/models/bert-base-uncased", base, True),
+            ("/models/bert-base-uncased", "bert 6 x 384", False),
+            ("/models/minilm", base, False),
+            ("bert-large-uncased", None, False),
+        ]
+    ):
+        local = {"commit": None, "architecture": architecture} if architecture else {}
+        here = run(tmp_path / str(i), wanted, encoder={"path": path, **local})
+        assert bool(ours(key, [here])) == fits, path
+        notes = [note for note in report(key, [here]).notes if "near miss" in note]
+        assert len(notes) == (not fits) and all(f"encoder={path} (" in note for note in notes)
 
 
 def test_the_difference_is_of_what_is_printed(tmp_path):
@@ -305,9 +296,8 @@ def test_a_figure_shows_the_best_average_of_all_seven_tasks(tmp_path):
 
 def test_figures_of_training_are_read_from_the_run_that_trained(tmp_path):
     here = run(tmp_path / "x", conditions("WhitenedCSE/F3", "SimCSE-BERT base"))
-    assert ours("WhitenedCSE/F3", [here]) == {
-        "SimCSE-BERT base": {"alignment": "0.25", "uniformity": "-2.00"}
-    }
+    cells = ours("WhitenedCSE/F3", [here])["SimCSE-BERT base"]
+    assert cells == {"alignment": "0.25", "uniformity": "-2.00"}
     here = run(tmp_path / "y", conditions("WhitenedCSE/F1", "(d) distance of two views"))
     cells = ours("WhitenedCSE/F1", [here])["(d) distance of two views"]
     assert cells == {"uniformity": "-", "before": "0.50", "after": "0.75"}
@@ -325,9 +315,8 @@ def test_seeds_are_averaged_and_counted_once_each_if_they_have_the_task(tmp_path
     runs = [run(tmp_path / f"s{i}", wanted, seed=i, **part) for i, part in enumerate(parts)]
     assert ours("WhitenedCSE/T1", runs[:3])["WhitenedCSE-BERT base"]["Avg"] == "75.00"  # of 73, 74, 78
     note = next(n for n in report("WhitenedCSE/T1", runs[:3]).notes if n.startswith("ours, "))
-    assert f"n = 3 (sd: STS12 {stdev((70, 71, 75)):.2f}, " in note and all(
-        str(path) in note for path in runs[:3]
-    )
+    assert f"n = 3 (sd: STS12 {stdev((70, 71, 75)):.2f}, " in note
+    assert all(str(path) in note for path in runs[:3])
     cells = ours("WhitenedCSE/T1", runs)["WhitenedCSE-BERT base"]
     assert cells == {name: "72.00" if name == "STS12" else "-" for name in cells}
     again = run(tmp_path / "again", wanted, seed=2, **seven(72.0))  # the same seed, trained once more
@@ -375,8 +364,7 @@ def test_every_table_and_figure_has_a_name_and_a_wrong_one_is_refused():
     assert [key.split("/")[1] for key in names()] == parts
     for key, line in names().items():
         paper, (kind, number) = key.split("/")
-        assert f"({paper}, arXiv:2" in line and line.endswith(
-            f"{dict(T='Table', F='Figure')[kind]} {number})"
-        )
+        assert f"({paper}, arXiv:2" in line
+        assert line.endswith(f"{dict(T='Table', F='Figure')[kind]} {number})")
     with pytest.raises(ValueError, match="no published table 'WhitenedCSE/t3'; .* report --list"):
         report("WhitenedCSE/t3")

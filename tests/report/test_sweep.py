@@ -80,14 +80,25 @@ def test_means_and_spreads_are_those_of_numpy_for_every_row_of_the_tests(tmp_pat
 
 
 def test_averages_over_different_tests_are_not_compared(tmp_path):
+    said = "not all runs have scores of the same tests: averages differ by these"
     folder = swept(tmp_path / "s")
-    file, *_ = (tmp_path / "s").glob("*/scores.json")
+    file, *_ = folder.glob("*/scores.json")
     content = json.loads(file.read_text())
     for line in content["rows"]:
         line["sts"]["tasks"]["SICK-R"] = line["sts"]["tasks"]["STS-B"]
     file.write_text(json.dumps(content))
     assert compare.main_score(sweep.gathered(sweep.runs([folder])))[0] == "dev best (all)"
-    assert "not all runs have scores of the same tests: averages differ by these" in table([folder])[0].notes
+    grid = table([folder])[0]
+    assert said in grid.notes and "difference (dev best)" in grid.columns and "test average" in grid.columns
+    why = "the difference is that of dev best, because not all runs have scores of the same tests"
+    assert why in grid.notes
+    trained(tmp_path / "t" / "untested", 1, 50.0, None, "simcse", views=9)
+    assert why in table([swept(tmp_path / "t")])[0].notes
+    for i in (1, 2):  # tests of one name with other content
+        facts = trained(tmp_path / "u" / str(i), average=60.0 + i, views=i) / "versions.json"
+        more = {"content": {"tasks.my.csv": str(i), "encoder.path": str(i)}}
+        facts.write_text(json.dumps(json.loads(facts.read_text()) | more))
+    assert said in table([tmp_path / "u"])[0].notes
 
 
 def with_dev(folder, name, digest=None):
@@ -119,6 +130,7 @@ def test_dev_scores_of_other_pairs_are_not_compared(tmp_path):
         grid, *others = table([here])
         note = "not all runs have the same dev set: dev scores and embeddings cannot be compared"
         assert (note in grid.notes) == (not comparable)
+        assert not any(line.startswith("the difference is that of dev best") for line in grid.notes)
         column = grid.columns.index("p (Holm)")
         assert (grid.rows[1][column - 2] == "-") == (not comparable and not tests)
         kept = [g for g in others if "by task" not in g.title and "before training" not in g.title]
@@ -127,16 +139,6 @@ def test_dev_scores_of_other_pairs_are_not_compared(tmp_path):
         assert others == [*(geometry if comparable else ["speed of training"]), "sentences/s (median)"]
         found = [title for title, *_ in charts.of_sweep(sweep.gathered(sweep.runs([here])))]
         assert found == ["Dev score", "Alignment and uniformity"] * comparable
-
-
-def test_tests_of_the_same_name_with_other_content_are_not_compared(tmp_path):
-    for i in (1, 2):
-        folder = trained(tmp_path / str(i), average=60.0 + i, views=i)
-        facts = json.loads((folder / "versions.json").read_text())
-        facts["content"] = {"tasks.my.csv": str(i), "encoder.path": str(i)}
-        (folder / "versions.json").write_text(json.dumps(facts))
-    notes = table([tmp_path])[0].notes
-    assert "not all runs have scores of the same tests: averages differ by these" in notes
 
 
 def test_an_undefined_score_has_its_reason_once(tmp_path):
@@ -169,6 +171,15 @@ def test_rows_are_in_the_order_of_the_directories_and_the_first_is_the_reference
         assert list(dict.fromkeys(line["system"] for line in lines)) == list(order)
 
 
+def test_against_names_the_group_to_compare_with(tmp_path):
+    folder = swept(tmp_path / "s")
+    there, back = table([folder])[0], table([folder], "group")[0]
+    assert row(back, "group")["difference"] == ""
+    assert float(row(back, "simcse")["difference"]) == -float(row(there, "group")["difference"])
+    with pytest.raises(ValueError, match="--against 'none' is no group; they are 'simcse', 'group', 'whi"):
+        table([folder], "none")
+
+
 def test_what_a_folder_or_a_pattern_has_is_in_natural_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     swept(tmp_path / "s")
@@ -176,17 +187,6 @@ def test_what_a_folder_or_a_pattern_has_is_in_natural_order(tmp_path, monkeypatc
     for name in ("s", "s/*"):
         found = sweep.runs(sweep.paths([name, "a"]))
         assert [run.path.name for run in found] == [*map(str, range(12)), "a"]  # 10 and 11 come after 9
-
-
-def test_against_names_the_group_to_compare_with(tmp_path):
-    folder = swept(tmp_path / "s")
-    there, back = table([folder])[0], table([folder], "group")[0]
-    assert row(back, "group")["difference"] == ""
-    assert float(row(back, "simcse")["difference"]) == -float(row(there, "group")["difference"])
-    with pytest.raises(
-        ValueError, match="--against 'none' is no group; they are 'simcse', 'group', 'whitenedcse'"
-    ):
-        table([folder], "none")
 
 
 def test_seeds_csv_has_every_run_with_all_its_digits(tmp_path):
@@ -217,10 +217,8 @@ def test_runs_that_differ_in_seed_name_logger_and_checkpoints_are_one_group(tmp_
     trained(tmp_path / "b", 2, checkpoint_every=99, logger={"project": "x"})
     trained(tmp_path / "c", 3, head__whitening__eps=0.2)
     found = sweep.gathered(sweep.runs([tmp_path]))
-    assert [(g.label, list(g.runs)) for g in found.groups] == [
-        ("head.whitening.eps=0.1", [1, 2]),
-        ("head.whitening.eps=0.2", [3]),
-    ]
+    groups = [("head.whitening.eps=0.1", [1, 2]), ("head.whitening.eps=0.2", [3])]
+    assert [(g.label, list(g.runs)) for g in found.groups] == groups
     assert found.differing == ["head.whitening.eps"]
 
 
@@ -231,11 +229,11 @@ def test_unfinished_runs_and_repeated_seeds_are_named_and_not_counted(tmp_path):
     trained(tmp_path / "s/3", 2, 99.0)
     grid = table([tmp_path / "s"])[0]
     assert row(grid, "all runs")["dev best"] == f"71.00 ± {np.std([70, 72], ddof=1):.2f}"
-    assert any(
-        note.startswith("not finished, not counted:") and note.endswith("s/2 (all runs)")
-        for note in grid.notes
-    )
-    assert any(note.startswith("seed 2 of all runs again") and note.endswith("s/3") for note in grid.notes)
+    for begins, ends in (
+        ("not finished, not counted:", "s/2 (all runs)"),
+        ("seed 2 of all runs again", "s/3"),
+    ):
+        assert any(note.startswith(begins) and note.endswith(ends) for note in grid.notes)
     with pytest.raises(ValueError, match="none of 1 runs is finished: .*s/2 has no scores"):
         table([tmp_path / "s/2"])
 
@@ -308,16 +306,6 @@ def test_a_report_that_cannot_be_made_says_why_in_one_line(capsys, tmp_path, mon
     assert not list(tmp_path.rglob("report.html"))
 
 
-def test_without_tests_of_every_run_the_difference_is_that_of_dev_and_says_why(tmp_path):
-    swept(tmp_path / "s")
-    trained(tmp_path / "s" / "untested", 1, 50.0, None, "simcse", views=9)
-    grid = table([tmp_path / "s"])[0]
-    assert "difference (dev best)" in grid.columns and "test average" in grid.columns
-    assert (
-        "the difference is that of dev best, because not all runs have scores of the same tests" in grid.notes
-    )
-
-
 @pytest.mark.parametrize(
     ("form", "mark"), [("markdown", "| --- |"), ("csv", ",seeds,"), ("latex", r"\toprule")]
 )
@@ -329,39 +317,31 @@ def test_the_tables_come_in_every_form_alone_on_the_standard_output(tmp_path, ca
     assert ("paired by seed" in error) == (form == "csv") != ("paired by seed" in out)
 
 
-@pytest.fixture
-def labels(tmp_path):
-    """A function from the words of command lines, each with settings that differ, to the labels of groups."""
-
-    def of(*lines):
-        for i, (words, settings) in enumerate(lines):
-            trained(tmp_path / str(i), overrides=[f"seed={i}", *words.split()], **settings)
-        return [group.label for group in sweep.gathered(sweep.runs([tmp_path])).groups]
-
-    return of
-
-
-def test_a_label_is_what_differs_between_command_lines_without_the_seed(labels):
-    lines = [
-        (f"+system={name} optim.lr={lr} hydra/x=y", {"views": lr, "head__whitening__eps": i // 2})
+def test_a_label_is_what_differs_between_command_lines_without_the_seed_or_else_between_settings(tmp_path):
+    grid = [
+        (
+            f"+system={name} optim.lr={lr} hydra/x=y",
+            {"views": lr, "head__whitening__eps": i // 2, "system": name},
+        )
         for i, (name, lr) in enumerate(itertools.product(("sgw", "zca"), (1, 2)))
     ]
-    wanted = ["sgw, optim.lr=1", "sgw, optim.lr=2", "zca, optim.lr=1", "zca, optim.lr=2"]
-    assert labels(*((words, settings | {"system": words[8:11]}) for words, settings in lines)) == wanted
-
-
-def test_a_setting_that_some_command_lines_lack_tells_groups_apart_by_what_it_was(labels):
-    assert labels(("", {}), ("views=4", {"views": 4}), ("views=5", {"views": 5})) == [
-        "views=3",
-        "views=4",
-        "views=5",
-    ]
-
-
-def test_groups_whose_command_lines_are_equal_are_told_apart_by_their_settings(labels):
-    assert labels(("", {}), ("", {"head__whitening__eps": 0.2})) == [
-        f"head.whitening.eps={eps}" for eps in (0.1, 0.2)
-    ]
+    for case, (lines, wanted) in enumerate(
+        [
+            (grid, ["sgw, optim.lr=1", "sgw, optim.lr=2", "zca, optim.lr=1", "zca, optim.lr=2"]),
+            (
+                [("", {}), ("views=4", {"views": 4}), ("views=5", {"views": 5})],
+                ["views=3", "views=4", "views=5"],
+            ),
+            (
+                [("", {}), ("", {"head__whitening__eps": 0.2})],
+                [f"head.whitening.eps={x}" for x in (0.1, 0.2)],
+            ),
+        ]
+    ):
+        for i, (words, settings) in enumerate(lines):
+            trained(tmp_path / f"{case}/{i}", overrides=[f"seed={i}", *words.split()], **settings)
+        found = sweep.gathered(sweep.runs([tmp_path / str(case)]))
+        assert [group.label for group in found.groups] == wanted
 
 
 def test_the_encoder_before_training_stands_raw_and_whitened_beside_the_groups(tmp_path):
@@ -371,6 +351,7 @@ def test_the_encoder_before_training_stands_raw_and_whitened_beside_the_groups(t
     assert first["as it is"] == f"{before.mean():.2f} ± {before.std(ddof=1):.2f}"
     assert (first["whitened (dev)"], first["whitened (training)"]) == ("62.00 ± 0.00", "59.50 ± 0.00")
     assert row(grid, "group")["whitened (dev)"] == "64.00 ± 0.00"  # the best k at the best checkpoint
+    assert [*grid.best] == [1, 2, 3]  # each of its columns has its highest number in bold
 
 
 def test_differences_by_task_have_the_p_of_scipy(tmp_path):

@@ -2,105 +2,35 @@
 
 import logging
 import math
+import re
+import runpy
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from encoders import whitening
-from lightning import Callback, seed_everything
+from programs import ROOT
 
-from whitenedcse.data.datamodule import SentenceData
-from whitenedcse.evaluation.tasks import subsets
-from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.head import Pooling, ProjectionHead
-from whitenedcse.model.scratch import small_bert
-from whitenedcse.training.loggers import Metrics, Record
-from whitenedcse.training.loss import ContrastiveLoss
-from whitenedcse.training.module import ContrastiveTraining, adamw
 from whitenedcse.training.monitor import UNIFORMITY, Monitor, Row, alarms
-from whitenedcse.training.trainer import Trainer
 
-STEPS, EVERY = 26, 8
 GUESS = math.log(64)
-SOUND = {"lr": 4e-3, "temperature": 0.15, "passes": 3, "white": True}  # of the quick start
-COLLAPSE = SOUND | {"lr": 0.1}
-
-
-class Saved(Callback):
-    """Writes a checkpoint before the step after the third evaluation."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_batch_start(self, trainer, *_):
-        if trainer.global_step == 3 * EVERY:
-            trainer.save_checkpoint(self.path)
-
-
-@pytest.fixture
-def trained(tmp_path, monkeypatch):
-    """Trains a smaller quick start; gives the warnings and the evaluations."""
-    monkeypatch.setenv("WHITENEDCSE_CACHE", str(tmp_path))
-
-    def life(checkpoint=None, *, lr, temperature, passes, white):
-        seed_everything(42, verbose=False)
-        size = {"vocabulary": 4000, "layers": 1, "width": 64, "heads": 2}
-        encoder = small_bert(corpus="quickstart", columns=[], batches="auto", **size)
-        head = ProjectionHead(
-            width=64, whitening=whitening() if white else None, dense=white, position="before"
-        )
-        embedder = Embedder(
-            encoder=encoder, pooling=Pooling(kind="mean", layers=[-1]), head=head, embedding="encoder"
-        )
-        loss = {"weights": [1.0], "denominator": "view", "hard_negative_log_weight": 0.0}
-        module = ContrastiveTraining(
-            embedder=embedder,
-            loss=ContrastiveLoss(form="l1", temperature=temperature, **loss),
-            optimizer=lambda parameters, total_steps: adamw(
-                parameters, total_steps=total_steps, lr=lr, weight_decay=0.0, warmup_steps=0
-            ),
-            **{"views": 3, "mlm": None, "seed": 42, "gather": True, "chunk": None},
-        )
-        sizes = {"sample": STEPS * 64, "max_length": 32, "batch_size": 64, "batch_tokens": None}
-        sizes["repetition"] = 0.0
-        data = SentenceData(corpus="quickstart", columns=[], passes=passes, seed=42, **sizes)
-        data.tokenizer = encoder.tokenizer
-        said = []
-        monitor = Monitor(
-            dev=subsets("quickstart/dev"), every=EVERY, patience=None,
-            directory=tmp_path / "best", say=lambda text: said.append(text),
-        )  # fmt: skip
-        Trainer(
-            chunk=None, devices=1, accelerator="cpu", max_epochs=1, gradient_clip_val=1.0,
-            log_every_n_steps=4,
-            callbacks=[Saved(tmp_path / "saved"), Record(), monitor],
-            logger=Metrics(tmp_path / "metrics.csv", checkpoint), enable_progress_bar=False,
-        ).fit(module, data, ckpt_path=checkpoint, weights_only=True)  # fmt: skip
-        return [text for text in said if text.startswith("warning")], monitor.rows
-
-    return life
 
 
 @pytest.mark.slow
-def test_a_sound_quick_start_is_not_alarmed_at(trained):
-    said, rows = trained(**SOUND)
-    assert [row.step for row in rows] == [0, 8, 16, 24, 26]
-    assert said == []
-
-
-@pytest.mark.slow
-def test_a_rate_that_collapses_the_space_is_said_once_and_not_again_after_a_resumption(trained, tmp_path):
-    said, rows = trained(**COLLAPSE)
-    start, second = rows[0].values, rows[2].values
-    (line,) = said
-    fell = f"fell from {start['dev/spearman']:.1f} (step 0) to {second['dev/spearman']:.1f}"
-    rank = f"from {start['dev/effective_rank']:.1f} (step 0) to {second['dev/effective_rank']:.1f}"
-    assert line.startswith(f"warning: step 16: dev/spearman {fell} and dev/effective_rank {rank}: ")
-    assert "Try a lower optim.lr" in line
-    (saved,) = (tmp_path / "saved").glob("step-*.ckpt")
-    again, rows = trained(checkpoint=saved, **COLLAPSE)
-    assert [row.step for row in rows] == [0, 8, 16, 24, 26]
-    assert again == []
+def test_a_quick_start_is_alarmed_at_where_its_rate_collapses_the_space(tmp_path, monkeypatch, capsys):
+    """A real one, smaller, with its own rate and with 25 times that; a resumption is below."""
+    monkeypatch.chdir(tmp_path)
+    words = "encoder.layers=1 encoder.width=64 encoder.heads=2 head.dense=true monitor.every=8 tasks=none"
+    words += " trainer.max_steps=26 trainer.log_every_n_steps=4 trainer.accelerator=cpu"
+    for lr, said in ((4e-3, 0), (0.1, 1)):
+        given = [str(ROOT / "train.py"), *words.split(), f"optim.lr={lr}", f"run=r{lr}"]
+        monkeypatch.setattr(sys, "argv", given)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+        assert len(lines) == said
+        assert all(
+            re.match("warning: step 16: dev/spearman fell .* and dev/effective_rank", x) for x in lines
+        )
 
 
 HEALTHY = [  # dev/spearman and dev/effective_rank of the quick start with its own settings, seed 42

@@ -114,20 +114,3 @@ def test_a_draft_of_a_killed_process_is_removed(folder, draft):
     (folder / draft).write_bytes(b"half of")
     assert found(folder) == (12, [])
     assert not (folder / draft).exists()
-
-
-class Code:
-    """What a pickle can do when it is read."""
-
-    def __reduce__(self):
-        return eval, ("__import__('pathlib').Path('ran').touch()",)
-
-
-def test_reading_runs_no_code(folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    torch.save({"global_step": 1, "callbacks": Code()}, folder / "evil.ckpt")
-    with pytest.raises(
-        ValueError, match=r"evil.ckpt is damaged \(UnpicklingError: .*; delete it, and the run"
-    ):
-        FILES.load_checkpoint(folder / "evil.ckpt", weights_only=False)
-    assert not (tmp_path / "ran").exists()

@@ -51,14 +51,8 @@ def test_a_transform_is_fitted_to_the_rows_that_were_trained_on(home, monkeypatc
     plans, plan = [], suite.plan
     monkeypatch.setattr(suite, "plan", lambda *arguments: plans.append(plan(*arguments)) or plans[-1])
     for sample, size in (({}, 16), ({"sample": 9}, 9), ({"sample": None}, 16)):
-        settings = {"fit": "training", **sample}
-        whitenedcse.evaluate(
-            run,
-            tasks="pairs.tsv",
-            postprocess="whitening",
-            settings=settings,
-            output=f"outputs/{size}{len(plans)}",
-        )
+        settings = {"settings": {"fit": "training", **sample}, "output": f"outputs/{size}{len(plans)}"}
+        whitenedcse.evaluate(run, tasks="pairs.tsv", postprocess="whitening", **settings)
         fitted = {*plans[-1].sentences} - tests
         assert fitted <= kept and len(fitted) == size
 
@@ -77,67 +71,31 @@ def test_training_sentences_of_the_dev_table_and_of_an_evaluation_are_those_of_a
 
 
 @pytest.mark.slow
-def test_the_own_pooling_and_prompt_of_an_encoder_that_are_not_trained_are_said(home, bert, capsys):
-    checkpoint.save(embedder_of(bert, kind="mean").replaced(prompt="query: "), home / "own")
-    settings = {"trainer.max_steps": 1}
-    for name, removed in (("ours", []), ("theirs", ["whitenedcse.json", "digests.json"])):
-        for file in removed:
-            (home / "own" / file).unlink()
-        whitenedcse.train(
-            "own", "my.txt", output=f"outputs/{name}", settings=settings, **SMALL | {"pooling": "cls"}
-        )
+def test_the_own_limit_of_an_encoder_is_kept_and_what_is_left_out_of_it_is_said(home, bert, capsys):
+    last = Final(weight=torch.eye(16), bias=torch.zeros(16), unit=True, provenance={})
+    own = embedder_of(bert, kind="mean").replaced(max_length=40, final=last, prompt="query: ")
+    checkpoint.save(own, home / "own")
+    settings = {"settings": {"trainer.max_steps": 1}, **SMALL}
+    for name in ("ours", "theirs"):
+        run = whitenedcse.train("own", "my.txt", output=name, **settings | {"pooling": "cls"})
         out = capsys.readouterr().out
-        pools = "note: own pools by mean over layers [-1], this run by cls over layers [-1]"
-        assert f"{pools}; keep it by pooling=mean\n" in out
+        assert "note: own pools by mean over layers [-1], this run by cls over layers [-1]; keep it by" in out
         assert "note: own embeds after the prompt 'query: ', this run after none; see prompt=\n" in out
-    whitenedcse.train("own", "my.txt", output="outputs/b", settings=settings | {"prompt": "query: "}, **SMALL)
-    whitenedcse.train("bert", "my.txt", output="outputs/c", settings=settings, **SMALL)
+        assert "note: what own has after its pooling is left out: linear, unit length; " in out
+        assert Embedder.load(run).max_length == 40 and Embedder.load(run).final is None
+        for file in ("whitenedcse.json", "digests.json"):  # then as Sentence-Transformers left it
+            (home / "own" / file).unlink(missing_ok=True)
+    whitenedcse.train("bert", "my.txt", output="c", **settings)
     assert "note: " not in capsys.readouterr().out
 
 
-WEIGHTS = Final(weight=torch.eye(16), bias=torch.zeros(16), unit=True, provenance={})
-
-
-@pytest.mark.parametrize(
-    ("final", "layout", "said"),
-    [
-        (WEIGHTS, "theirs", "linear, unit length"),
-        (WEIGHTS, "ours", "linear, unit length"),
-        (None, "ours", ""),
-    ],
-)
-@pytest.mark.slow(but=1)
-def test_the_own_limit_of_an_encoder_is_kept_and_steps_after_its_pooling_are_said_to_be_left_out(
-    home, bert, capsys, final, layout, said
-):
-    checkpoint.save(embedder_of(bert, kind="cls").replaced(max_length=40, final=final), Path("own"))
-    if layout == "theirs":
-        Path("own/whitenedcse.json").unlink()
-        Path("own/digests.json").unlink()
-    settings = {"trainer.max_steps": 1}
-    run = whitenedcse.train(
-        "own", "my.txt", output="outputs/a", settings=settings, **SMALL | {"pooling": "cls"}
-    )
-    out = capsys.readouterr().out
-    note = f"note: what own has after its pooling is left out: {said}; unit length is added again by whitened"
-    assert (note in out) if said else ("note: " not in out)
-    assert Embedder.load(run).max_length == 40 and Embedder.load(run).final is None
-
-
-@pytest.mark.parametrize(
-    ("terminal", "jupyter", "widgets", "bar"),
-    [
-        (True, False, False, True),
-        (False, True, True, True),
-        (False, True, False, False),
-        (False, False, True, False),
-    ],
-)
-def test_a_bar_is_drawn_where_it_can_be(terminal, jupyter, widgets, bar, monkeypatch):
-    monkeypatch.setattr("whitenedcse.training.loggers.find_spec", lambda name: name if widgets else None)
-    console = SimpleNamespace(is_terminal=terminal, is_jupyter=jupyter)
-    monkeypatch.setattr("rich.get_console", lambda: console)
-    assert type(progress_bar(print)).__name__ == ("Bar" if bar else "PlainProgress")
+def test_a_bar_is_drawn_where_it_can_be(monkeypatch):
+    for terminal, jupyter, widgets, bar in ((1, 0, 0, 1), (0, 1, 1, 1), (0, 1, 0, 0), (0, 0, 1, 0)):
+        found = lambda name, widgets=widgets: name if widgets else None  # noqa: E731
+        monkeypatch.setattr("whitenedcse.training.loggers.find_spec", found)
+        console = SimpleNamespace(is_terminal=terminal, is_jupyter=jupyter)
+        monkeypatch.setattr("rich.get_console", lambda console=console: console)
+        assert type(progress_bar(print)).__name__ == ("Bar" if bar else "PlainProgress")
 
 
 # a corpus without dev pairs
@@ -165,11 +123,11 @@ def test_held_out_sentences_are_never_trained_on(home, tokenizer):
     assert whole.trained is None and "held out" not in whole.description
 
 
-@pytest.mark.parametrize(("rows", "held"), [(4, 2), (19, 2), (40, 4), (9000, 512)])
-def test_two_rows_are_held_out_at_least_and_512_at_most(rows, held):
-    data = SentenceData(corpus="x", batch_size=2)
-    data.hold_out, data.tokens = True, range(rows)
-    assert data.holds_out == held and len(data.trained) == rows - held
+def test_two_rows_are_held_out_at_least_and_512_at_most():
+    for rows, held in ((4, 2), (19, 2), (40, 4), (9000, 512)):
+        data = SentenceData(corpus="x", batch_size=2)
+        data.hold_out, data.tokens = True, range(rows)
+        assert data.holds_out == held and len(data.trained) == rows - held
 
 
 def test_a_corpus_that_is_smaller_than_a_batch_names_the_setting(home):
@@ -197,9 +155,8 @@ def test_the_monitor_without_pairs_measures_dropout_and_uniformity(home, bert, t
         embedder.eval().encoder.train()
         seed_torch(seed_of(seed))
         both.append(embedder.pool(rows, seed_of(seed, 0)).detach())
-    assert values["dev/alignment"] == pytest.approx(float(alignment(*both)), abs=1e-6) and not torch.equal(
-        *both
-    )
+    assert values["dev/alignment"] == pytest.approx(float(alignment(*both)), abs=1e-6)
+    assert not torch.equal(*both)
     assert torch.equal(dropped(embedder, rows, 1), dropped(embedder, rows, 1))
 
 
@@ -213,30 +170,21 @@ def test_without_pairs_the_last_checkpoint_is_the_best_and_every_follows_the_run
     assert whitenedcse.evaluate("outputs/a", tasks=["pairs.tsv"], output="outputs/e").results["rows"]
 
 
-@pytest.mark.parametrize(("steps", "every"), [(5, 10), (2000, 100), (10**6, 125), (float("inf"), 125)])
-def test_the_pause_between_evaluations_follows_the_length_of_the_run(steps, every, tmp_path):
-    class Trainer:
-        estimated_stepping_batches = steps
-        global_step = 0
-        should_stop = False
-
-    monitor = Monitor(dev=None, every=None, patience=None, directory=tmp_path, say=print)
-    monitor.rows = [object()]
-    monitor.on_train_start(Trainer(), SimpleNamespace(device=torch.device("cpu")))
-    assert monitor.every == every
-
-
-@pytest.mark.parametrize(("every", "said"), [(9, True), (8, False)])
-def test_a_pause_longer_than_the_run_is_said(every, said, tmp_path, monkeypatch):
-    class Trainer:
-        estimated_stepping_batches = 8
-
-    lines = []
-    monitor = Monitor(dev=None, every=every, patience=None, directory=tmp_path, say=lines.append)
-    monkeypatch.setattr(monitor, "measure", lambda *_: None)
-    monitor.on_train_start(Trainer(), SimpleNamespace(device=torch.device("cpu")))
-    text = "monitor.every=9 is more than the 8 steps: evaluated before and after only; null follows"
-    assert lines == [f"{text} the length of the run"] * said
+def test_the_pause_between_evaluations_follows_the_length_of_the_run(tmp_path, monkeypatch):
+    module, quiet = SimpleNamespace(device=torch.device("cpu")), {"dev": None, "patience": None}
+    for steps, every in ((5, 10), (2000, 100), (10**6, 125), (float("inf"), 125)):
+        trainer = SimpleNamespace(estimated_stepping_batches=steps, global_step=0, should_stop=False)
+        monitor = Monitor(every=None, directory=tmp_path, say=print, **quiet)
+        monitor.rows = [object()]
+        monitor.on_train_start(trainer, module)
+        assert monitor.every == every
+    for every, said in ((9, True), (8, False)):  # one longer than the run
+        lines, trainer = [], SimpleNamespace(estimated_stepping_batches=8)
+        monitor = Monitor(every=every, directory=tmp_path, say=lines.append, **quiet)
+        monkeypatch.setattr(monitor, "measure", lambda *_: None)
+        monitor.on_train_start(trainer, module)
+        text = "monitor.every=9 is more than the 8 steps: evaluated before and after only; null follows"
+        assert lines == [f"{text} the length of the run"] * said
 
 
 def test_a_run_that_stops_early_says_so_once(tmp_path):

@@ -60,9 +60,10 @@ def after(step):
     return SimpleNamespace(name=f"step-{step:08}-0123456789abcdef.ckpt")
 
 
-def test_a_new_name_makes_a_new_column(tmp_path):
-    text = logged(tmp_path / "m.csv", None, LIFE)
-    assert text == "step,dev,loss\n0,1.0,\n1,,3.0\n2,,2.0\n2,4.0,\n3,,1.0\n"
+def test_a_new_name_makes_a_new_column_and_a_run_without_a_checkpoint_begins_anew(tmp_path):
+    for _ in range(2):
+        text = logged(tmp_path / "m.csv", None, LIFE)
+        assert text == "step,dev,loss\n0,1.0,\n1,,3.0\n2,,2.0\n2,4.0,\n3,,1.0\n"
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2, 3])
@@ -84,11 +85,6 @@ def test_a_run_that_ends_again_has_the_line_of_its_tests_once(tmp_path, cut):
     assert logged(tmp_path / "m.csv", after(3), LIFE[-1:] * (cut == 20) + end[-1:]) == whole
 
 
-def test_a_run_without_a_checkpoint_begins_its_metrics_anew(tmp_path):
-    whole = logged(tmp_path / "m.csv", None, LIFE)
-    assert logged(tmp_path / "m.csv", None, LIFE) == whole
-
-
 def test_a_name_with_a_comma_and_a_long_number_come_back(tmp_path):
     values = {'a,"b"': 0.1 + 0.2, "c": 1e-300}
     logged(tmp_path / "m.csv", None, [(5, values)])
@@ -102,15 +98,9 @@ def test_the_loss_is_logged_once_a_due_step_with_the_rate_that_step_took(tmp_pat
     monkeypatch.setattr(time, "perf_counter", lambda: 10.0 * trainer.global_step)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 9.0, 9.0))
     group, batch = {"lr": 0.0}, Batch(None, None, 30)
-    trainer = SimpleNamespace(
-        optimizers=[SimpleNamespace(param_groups=[group])],
-        loggers=[metrics],
-        log_every_n_steps=2,
-        global_step=0,
-        world_size=2,
-        callbacks=[],
-        callback_metrics={"dev/x": torch.tensor(9.0)},
-    )
+    parts = {"optimizers": [SimpleNamespace(param_groups=[group])], "loggers": [metrics], "callbacks": []}
+    parts |= {"log_every_n_steps": 2, "global_step": 0, "world_size": 2}
+    trainer = SimpleNamespace(**parts, callback_metrics={"dev/x": torch.tensor(9.0)})
     record.every = trainer.log_every_n_steps
     for index in range(8):
         group["lr"] = float(trainer.global_step)
@@ -156,13 +146,8 @@ def test_speed_is_by_the_clock_without_evaluation(bert, tmp_path, monkeypatch, c
     monkeypatch.setattr(time, "perf_counter", lambda: Ticking.clock)
     module = module_of(bert, chunk=chunk)
     module.__class__ = Slow
-    run(
-        module,
-        tmp_path,
-        Record(),
-        monitor_of(tmp_path, kind=Ticking, every=3),
-        accumulate_grad_batches=accumulated,
-    )
+    callbacks = [Record(), monitor_of(tmp_path, kind=Ticking, every=3)]
+    run(module, tmp_path, *callbacks, accumulate_grad_batches=accumulated)
     assert column(tmp_path, "train/sentences_per_second") == [4.0] * (6 // accumulated)
     assert Ticking.clock == 12 * 2 + 1000 * (1 + 4 // accumulated)
 
@@ -172,16 +157,9 @@ def run(module, tmp_path, *callbacks, batches=None, **settings):
     data = EightSentences(module.embedder.encoder.tokenizer, 12)
     if batches:
         data.train_dataloader = lambda: DataLoader(batches, batch_size=None, collate_fn=lambda batch: batch)
-    metrics = Metrics(tmp_path / "m.csv", None)
-    quiet = {"enable_progress_bar": False, "log_every_n_steps": 2, "max_epochs": 1}
-    Trainer(
-        chunk=None,
-        devices=1,
-        accelerator="cpu",
-        callbacks=list(callbacks),
-        logger=metrics,
-        **quiet | settings,
-    ).fit(module, data)
+    quiet = {"enable_progress_bar": False, "log_every_n_steps": 2, "max_epochs": 1, "accelerator": "cpu"}
+    quiet |= {"callbacks": list(callbacks), "logger": Metrics(tmp_path / "m.csv", None)}
+    Trainer(chunk=None, **quiet | settings).fit(module, data)
     return module
 
 
@@ -204,7 +182,7 @@ def mean_distance(x):
 )
 def test_diversity_is_that_of_the_steps_positives(bert, tmp_path, position, passes, negatives):
     module = module_of(bert)
-    module.embedder.head = ProjectionHead(width=16, whitening=whitening(), dense=True, position=position)
+    module.embedder.head = ProjectionHead(16, whitening=whitening(), position=position)
     tokens = ragged(token_ids(SENTENCES, bert.tokenizer, 32))
     other = ragged(token_ids(SENTENCES[::-1], bert.tokenizer, 32))
     batch = Batch(concatenate([tokens] * passes), other if negatives else None, 8)
@@ -234,7 +212,7 @@ def test_a_run_of_fewer_steps_than_are_between_two_lines_logs_its_last(bert, tmp
 
 def test_a_head_without_whitening_has_no_diversity(bert, tmp_path):
     module = module_of(bert)
-    module.embedder.head = ProjectionHead(width=16, whitening=None, dense=True, position="before")
+    module.embedder.head = ProjectionHead(16, whitening=None)
     run(module, tmp_path, Record())
     assert "diversity" not in (tmp_path / "m.csv").read_text()
     assert len(column(tmp_path, "train/loss")) == 6
@@ -284,26 +262,22 @@ def test_an_end_by_an_error_leaves_nothing_either(bert, tmp_path):
     assert not any(part._forward_hooks for part in module.modules())
 
 
-def test_a_line_of_progress_comes_once_a_step(monkeypatch):
-    said = []
-    trainer = SimpleNamespace(global_step=0, estimated_stepping_batches=3, should_stop=False)
+def test_a_line_of_progress_comes_once_a_step_with_the_speed_of_the_steps_since_the_start(monkeypatch):
+    said, clock = [], [0.0]
     monkeypatch.setattr("whitenedcse.training.loggers.loss", lambda trainer: 1.0)
+    monkeypatch.setattr(loggers.time, "monotonic", lambda: clock[0])
+    trainer = SimpleNamespace(global_step=0, estimated_stepping_batches=3, should_stop=False)
     bar = PlainProgress(say=said.append)
     bar.on_train_start(trainer, None)
+    clock[0] = 1.0
     for step in (0, 0, 1, 1, 1, 2, 2, 3):  # three batches and more to an optimiser step
         trainer.global_step = step
         bar.on_train_batch_end(trainer, None)
     assert [line.split()[1] for line in said] == ["1/3", "2/3", "3/3"]
-
-
-def test_the_speed_after_a_resume_is_that_of_the_steps_since(monkeypatch):
-    said, clock = [], [0.0]
-    trainer = SimpleNamespace(global_step=1000, estimated_stepping_batches=101_000, should_stop=False)
-    monkeypatch.setattr("whitenedcse.training.loggers.loss", lambda trainer: 1.0)
-    monkeypatch.setattr(loggers.time, "monotonic", lambda: clock[0])
-    bar = PlainProgress(say=said.append)
+    said.clear()
+    clock[0], trainer.global_step, trainer.estimated_stepping_batches = 7.0, 1000, 101_000  # it resumes
     bar.on_train_start(trainer, None)
-    trainer.global_step, clock[0] = 5 * 5050, (5 * 5050 - 1000) * 2.0  # a line is due at each 5,050th step
+    trainer.global_step, clock[0] = 5 * 5050, 7 + (5 * 5050 - 1000) * 2.0  # a line at each 5,050th step
     bar.on_train_batch_end(trainer, None)
     assert said == ["step 25250/101000  loss 1.000  0.50 steps/s  left 42:05:00"]  # 75,750 steps of 2 s
     trainer.global_step, trainer.should_stop = 6 * 5050, True  # monitor.patience has ended it

@@ -153,10 +153,12 @@ def test_the_gradient_keeps_its_digits_however_small_the_loss(autocast):
     assert max(sizes) > 3 and 0 < min(sizes) < 1e-30  # from that of a guess to nothing
 
 
-def test_vectors_of_a_few_digits_are_taken_as_they_are():
+def test_vectors_of_a_few_digits_are_taken_as_they_are_by_place_or_by_name():
     for kind in (torch.bfloat16, torch.float16):
-        z = crowd(0.05, 0.2)[0].to(kind)
-        assert torch.equal(loss(temperature=0.05)(z), loss(temperature=0.05)(z.float()))
+        z, hard = (x.to(kind) for x in crowd(0.05, 0.2))
+        exact = loss(temperature=0.05)(z.float(), hard.float())
+        assert torch.equal(loss(temperature=0.05)(z, hard), exact) and exact.dtype == torch.float32
+        assert torch.equal(loss(temperature=0.05)(z=z, negatives=hard), exact)
 
 
 def matryoshka(**changes):

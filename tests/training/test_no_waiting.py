@@ -15,11 +15,10 @@ from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import packed
 from whitenedcse.model.attention import bounds
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.head import Pooling, ProjectionHead
+from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import concatenate, ragged
 from whitenedcse.training.loggers import PlainProgress, Record
-from whitenedcse.training.loss import ContrastiveLoss
-from whitenedcse.training.module import ContrastiveTraining, adamw
+from whitenedcse.training.module import ContrastiveTraining
 from whitenedcse.training.trainer import Safekeeping, Trainer
 
 FIRST, LAST, STEPS = 1, 4, 120  # steps that are watched, and all of them
@@ -59,81 +58,49 @@ class Watch(Callback):
 class Sentences(LightningDataModule):
     def __init__(self, tokenizer):
         super().__init__()
-        self.batch = Batch(
-            concatenate([ragged(token_ids(SENTENCES, tokenizer, 32))] * 2), None, len(SENTENCES)
-        )
+        rows = ragged(token_ids(SENTENCES, tokenizer, 32))
+        self.batch = Batch(concatenate([rows] * 2), None, len(SENTENCES))
 
     def train_dataloader(self):
         return DataLoader([self.batch] * STEPS, batch_size=None, collate_fn=lambda batch: batch)
 
 
-def watched(encoder, tmp_path, kind, head, log_every=100):
+def watched(encoder, tmp_path, head=None, log_every=100):
     """What the host waited for in three steps of train.py's trainer and callbacks, no number being due."""
     seed_everything(0, verbose=False)
-    module = ContrastiveTraining(
-        embedder=Embedder(
-            encoder=encoder,
-            pooling=Pooling(kind=kind, layers=[-1]),
-            head=ProjectionHead(width=encoder.width, whitening=head, dense=True, position="before"),
-            embedding="encoder",
-        ),
-        loss=ContrastiveLoss(
-            form="l1", temperature=0.05, weights=[1.0], denominator="view",
-            hard_negative_log_weight=0.0,
-        ),
-        optimizer=lambda parameters, total_steps: adamw(
-            parameters, total_steps=total_steps, lr=1e-3, weight_decay=0.0, warmup_steps=0
-        ),
-        views=2, mlm=None, seed=0, gather=True, chunk=None,
-    )  # fmt: skip
+    head = ProjectionHead(encoder.width, whitening=head)
+    module = ContrastiveTraining(embedder=Embedder(encoder=encoder, head=head), views=2)
     waits = Waits()
     keep = Safekeeping(tmp_path, 1000, SimpleNamespace(every=100), "", lambda text: None)
-    trainer = Trainer(
-        chunk=None, devices=1, accelerator="cpu", max_epochs=1, logger=False, gradient_clip_val=1.0,
-        log_every_n_steps=log_every, callbacks=[Watch(waits), keep, Record(), PlainProgress(say=str)],
-    )  # fmt: skip
+    settings = {"max_epochs": 1, "logger": False, "gradient_clip_val": 1.0, "log_every_n_steps": log_every}
+    callbacks = [Watch(waits), keep, Record(), PlainProgress(say=str)]
+    trainer = Trainer(chunk=None, accelerator="cpu", callbacks=callbacks, **settings)
     trainer.fit(module, Sentences(encoder.tokenizer))
     return waits.found
 
 
-HEADS = {
-    "pairs": whitening(gradient="full"),
-    "groups": whitening(group_width=4),
-    "zca": whitening(kind="zca", group_width=None),
-    "dense": None,
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "head"), [("cls", "pairs"), ("mean", "groups"), ("max", "zca"), ("cls", "dense")]
-)
-@pytest.mark.slow(but=1)
-def test_a_step_between_two_logged_ones_waits_for_nothing(kind, head, bert, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        packed, "laid_out", lambda b, *_: packed.Layout(b, None, None, len(b.ids), b.n, None, bounds(b), 0)
-    )
-    monkeypatch.setattr(  # the kernels of a GPU
-        packed, "unpadded_attention", lambda q, k, v, **_: q + (k + v).mean(0)
-    )
-    assert watched(bert, tmp_path, kind, HEADS[head]) == []
+def test_a_step_between_two_logged_ones_waits_for_nothing(bert, tmp_path, monkeypatch):
+    """With the paper's head; of each pooling and head the module's own part is in test_devices.py."""
+    laid_out = lambda b, *_: packed.Layout(b, None, None, len(b.ids), b.n, None, bounds(b), 0)  # noqa: E731
+    monkeypatch.setattr(packed, "laid_out", laid_out)
+    monkeypatch.setattr(packed, "unpadded_attention", lambda q, k, v, **_: q + (k + v).mean(0))  # of a GPU
+    assert watched(bert, tmp_path, whitening(gradient="full")) == []
 
 
 @pytest.mark.slow
 def test_padded_batches_wait_once_for_each_pass_where_transformers_looks_at_the_mask(bert, tmp_path):
     bert.batches = "padded"
-    assert watched(bert, tmp_path, "cls", None) == ["_local_scalar_dense"] * (LAST - FIRST)
+    assert watched(bert, tmp_path) == ["_local_scalar_dense"] * (LAST - FIRST)
 
 
 @pytest.mark.slow
 def test_the_count_sees_what_logging_reads(bert, tmp_path):
-    assert watched(bert, tmp_path, "cls", None, log_every=1)
+    assert watched(bert, tmp_path, log_every=1)
 
 
 def test_ranks_do_not_ask_their_devices_for_signals():
-    waits, quiet = (
-        Waits(),
-        {"logger": False, "enable_progress_bar": False, "accelerator": "cpu", "devices": 1},
-    )
+    quiet = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu", "devices": 1}
+    waits = Waits()
     with waits:
         Trainer(chunk=None, **quiet).fit_loop.epoch_loop._broadcast_sigterm_tensor()
     assert waits.found == []
