@@ -172,7 +172,7 @@ def dropped_out(tokenizer):
     """Pooled vectors of the same sentences at two steps, one of them twice, with dropout on."""
     module, batch = module_of(encoder_of(tokenizer, dropout=0.3)), batch_of(slice(0, 8), 2, False)
     seen = []
-    module.embedder.project = lambda x, **_: seen.append(x.detach()) or (x, None)
+    module.embedder.head.project = lambda x, **_: seen.append(x.detach()) or (x, None)
     for index in (0, 1, 0):
         torch.rand(7 * place()[0])
         module.training_step(batch, index)
