@@ -13,8 +13,8 @@ import functools
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.metadata import version
@@ -140,45 +140,33 @@ def each(
     items: Sequence[Item],
     within: Context = nullcontext,
     threads: int | None = None,
-) -> Iterator[Result]:
+) -> list[Result]:
     """The results of a function for all items, in order, computed by several threads, or by this one alone.
 
     within: a context that each thread enters once, as PyTorch's modes are set for each thread separately.
-    threads: at most so many; None for `cores`.
+    threads: at most so many; None for `cores`. After an error, or Ctrl-C, no further item is begun.
     """
+    results: list[Any] = [None] * len(items)
+    rest = iter(range(len(items)))  # whose next number one thread alone gets
+
+    def work() -> None:
+        with within():
+            for i in rest:
+                results[i] = function(items[i])
+
     threads = min(threads or cores(), len(items))
     if threads < 2:
-        with within():
-            yield from map(function, items)
-        return
-    results: list[Future[Result]] = [Future() for _ in items]
-    rest = iter([*zip(items, results, strict=True)])  # whose next item one thread alone gets
-    pool = _pool(cores())
-    workers = [pool.submit(_work, function, rest, within) for _ in range(threads)]
+        work()
+        return results
+    workers = [_pool(cores()).submit(work) for _ in range(threads)]
     try:
-        for result in results:
-            yield result.result()
-    finally:  # an error, or nobody wants the rest
+        for worker in as_completed(workers):
+            worker.result()
+    finally:
         for _ in rest:
             pass
-        for worker in workers:
-            worker.result()
-
-
-def _work(
-    function: Callable[[Item], Result], rest: Iterator[tuple[Item, Future[Result]]], within: Context
-) -> None:
-    """The work of one thread: item after item until none is left; reading a result raises its error."""
-    try:
-        with within():
-            for item, result in rest:
-                try:
-                    result.set_result(function(item))
-                except BaseException as error:
-                    result.set_exception(error)
-    except BaseException as error:  # of the context
-        for _, result in rest:
-            result.set_exception(error)
+        wait(workers)
+    return results
 
 
 @cache

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from functools import cache, partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -281,19 +282,21 @@ def fill(
     batches = by_length(rows, np.unique(first), most)[rank::world]
     results, modes = Halving(rows, run, device, most), partial(encoding, device, manner.bf16)
 
-    def work(at: NDArray[np.intp]) -> int:
-        return written(out, at, [x.float().cpu() for x in results(at)])
-
-    was_training = module.training
+    was_training, one_at_a_time = module.training, Lock()
     module.eval()
     try:
         with told(manner.progress, sum(map(len, batches))) as more:
+
+            def work(at: NDArray[np.intp]) -> None:
+                count = written(out, at, [x.float().cpu() for x in results(at)])
+                with one_at_a_time:
+                    more(count)
+
             if device.type == "cuda":
-                counts = overlapped(out, batches, results, modes)
+                for count in overlapped(out, batches, results, modes):
+                    more(count)
             else:  # Transformers' own classes are not made for several threads
-                counts = each(work, batches, modes, threads=None if encoder.parallel else 1)
-            for count in counts:
-                more(count)
+                each(work, batches, modes, threads=None if encoder.parallel else 1)
     finally:
         module.train(was_training)
     again = np.flatnonzero(first != np.arange(rows.n))

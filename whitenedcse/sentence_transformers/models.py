@@ -204,7 +204,7 @@ def states(backbone: Any, batch: Ragged) -> tuple[Tensor, Tensor, Tensor]:
     if torch.is_grad_enabled() or batch.ids.device.type != "cpu" or min(cores(), batch.n) == 1:
         return run(batch), *places(batch)
     pieces, order = cut(batch, cores())
-    hidden = torch.cat(list(each(run, pieces, partial(modes, autocast_type("cpu")))))
+    hidden = torch.cat(each(run, pieces, partial(modes, autocast_type("cpu"))))
     lengths = batch.lengths[order]
     sentence, place = places(Ragged(hidden[:, 0], offsets(lengths), batch.longest))
     return hidden, order[sentence], place

@@ -160,7 +160,7 @@ class _Pieces(Function):
                 for i in share:
                     vectors[i] = encode(pieces[i], i)
 
-        list(each(encode_share, ctx.shares, threads=threads))
+        each(encode_share, ctx.shares, threads=threads)
         ctx.sizes = [len(x) for x in vectors]
         ctx.vectors = vectors if keep else [None] * len(pieces)
         return torch.cat([x.detach() for x in vectors])
