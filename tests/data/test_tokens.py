@@ -65,12 +65,12 @@ def test_columns_follow_one_another_whole(lines, tokenizer, tmp_path):
 def test_a_slow_tokenizer_a_large_vocabulary_and_no_tokens_work_too(lines, tokenizer, monkeypatch):
     slow = ByT5Tokenizer()
     assert token_ids(lines[:20], slow, LENGTH) == [oracle(line, slow) for line in lines[:20]]
-    assert tokens.ids_of(["abcdefgh", "a"], slow, LENGTH).truncated == 1
+    assert tokens.ids_of(["abcdefgh", "a"], slow, LENGTH)[2] == 1
     monkeypatch.setattr(type(tokenizer), "eos_token_id", 5, raising=False)
-    monkeypatch.setattr(tokens, "plain", lambda _: False)
+    monkeypatch.setattr(tokens, "passes_to_core", lambda _: False)
     empty = lambda texts, **_: {"input_ids": [[] for _ in texts]}  # noqa: E731
     empty.eos_token_id = 5
-    assert tokens.ids_of(["", ""], empty, 4).ids.tolist() == [5, 5]
+    assert tokens.ids_of(["", ""], empty, 4)[0].tolist() == [5, 5]
 
 
 def test_a_text_is_tokenised_whole_and_then_truncated(tokenizer):

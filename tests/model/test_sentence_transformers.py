@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Transformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, WeightedLayerPooling
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from tokenizers import normalizers
 from transformers import AutoModel
 
@@ -29,24 +29,19 @@ def plain(bert, tmp_path):
 
 
 def modules(plain, shape):
-    """Modules after those of a Transformer: of a Dense, of a narrow one, of layers."""
+    """Modules after those of a Transformer: of a Dense, of a narrow one, none but unit length."""
     torch.manual_seed(1)
-    every = shape == "layers"
-    first = Transformer(str(plain), config_kwargs={"output_hidden_states": True} if every else {})
     after = {
         "dense": [Dense(16, 16, bias=False)],
         "narrow": [Dense(16, 20, activation_function=None), Dense(20, 6, bias=False)],
-        "layers": [Normalize()],
+        "unit": [Normalize()],
     }[shape]
-    mixed = [WeightedLayerPooling(16, 3, 1, torch.nn.Parameter(torch.tensor([1.0, 0.0, 2.0])))] * every
-    return [first, *mixed, Pooling(16, "mean"), *after]
+    return [Transformer(str(plain)), Pooling(16, "mean"), *after]
 
 
 def saved(plain, shape, out, root=""):
     """A model of that library in a directory, its Transformer in the folder `root` of it."""
     SentenceTransformer(modules=modules(plain, shape), device="cpu").save(str(out))
-    if shape == "layers":
-        change(out / "config.json", output_hidden_states=True)
     if root:
         (out / root).mkdir()
         own = [f for f in out.iterdir() if f.is_file() and f.name not in ("modules.json", "README.md")]
@@ -104,7 +99,7 @@ def in_both_formats(out):
         yield copy
 
 
-@pytest.mark.parametrize(("shape", "root"), [("dense", ""), ("narrow", "0_Transformer"), ("layers", "")])
+@pytest.mark.parametrize(("shape", "root"), [("dense", ""), ("narrow", "0_Transformer"), ("unit", "")])
 def test_the_format_of_weights_is_that_of_each_folder_here_and_on_the_hub(plain, hub, shape, root):
     folder, asked = hub
     for out in in_both_formats(saved(plain, shape, folder / "me" / "a", root)):

@@ -107,7 +107,7 @@ def check_fit_place(out: Path) -> None:
 
 def export(arguments: Namespace) -> int:
     """Write an export, and print the result of its verification."""
-    from whitenedcse.model.checkpoint import EXPORT
+    from whitenedcse.model.sentence_transformers import EXPORT
     from whitenedcse.serving import export
     from whitenedcse.serving.fit import scaled
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -58,14 +58,6 @@ class TokenRows:
         tokens = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], lengths)
         ids = torch.from_numpy(self.ids[tokens].astype(np.int64))
         return Ragged(ids, torch.from_numpy(bounds), int(lengths.max(initial=0)))
-
-
-class Ids(NamedTuple):
-    """Of n sentences: all ids end to end (t,), lengths (n,), and how many sentences were truncated."""
-
-    ids: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    truncated: int
 
 
 def tokenised(
@@ -166,8 +158,13 @@ def token_ids(
     return [part.tolist() for part in np.split(ids, lengths.cumsum()[:-1])][: len(lengths)]
 
 
-def ids_of(sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Ids:
-    """The ids of each sentence, truncated; its end token where the tokenizer gives none, as a decoder's."""
+def ids_of(
+    sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """All ids of n sentences, end to end (t,), their lengths (n,), and how many sentences were truncated.
+
+    A sentence to which the tokenizer gives no token, as a decoder's may, has its end token.
+    """
     if passes_to_core(tokenizer):
         core = tokenizer.backend_tokenizer
         core.enable_truncation(max_length, direction=tokenizer.truncation_side)
@@ -183,7 +180,7 @@ def ids_of(sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_len
         truncated = sum(len(tokenizer(s, verbose=False)["input_ids"]) > max_length for s in full)
     rows = [row or [tokenizer.eos_token_id or 0] for row in rows]
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    return Ids(np.fromiter(chain.from_iterable(rows), np.int64, lengths.sum()), lengths, truncated)
+    return np.fromiter(chain.from_iterable(rows), np.int64, lengths.sum()), lengths, truncated
 
 
 def passes_to_core(tokenizer: PreTrainedTokenizerBase) -> bool:

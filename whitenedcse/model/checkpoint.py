@@ -25,11 +25,11 @@ from whitenedcse.model import sentence_transformers
 from whitenedcse.model.embedder import Embedder, check_embedding
 from whitenedcse.model.encoder import Encoder, folder, pretrained
 from whitenedcse.model.head import Final, Pooling, ProjectionHead
+from whitenedcse.model.sentence_transformers import EXPORT
 from whitenedcse.model.whitener import WhiteningSettings
 
 SETTINGS, HEAD, FINAL = "whitenedcse.json", "head.safetensors", "final.safetensors"
 MODULES = "modules.json"  # of Sentence-Transformers
-EXPORT = "export.json"  # of an export: what was exported, and from what
 FORMAT = "0.3"  # the first version that writes checkpoints so
 FOREIGN = "not what train.py wrote beside these weights; copy the whole checkpoint again"
 

@@ -57,8 +57,8 @@ FIXED: dict[str, dict[str, Any]] = {
 }
 Dense = tuple[Tensor, Tensor, str]
 PROMPTS = "config_sentence_transformers.json"
+EXPORT = "export.json"  # of an export: what was exported, and from what
 DOCUMENT = ("document", "passage", "corpus")  # names of the prompt of what is searched in, the first there is
-WEIGHT = 100  # a layer is not averaged more often
 
 
 class ForeignModules(ValueError):
@@ -187,7 +187,7 @@ def dense_modules(embedder: Embedder) -> list[Dense]:
 def read(directory: Path, encoder: Encoder | None) -> dict[str, Any]:
     """The keyword arguments of `Embedder` for a Sentence-Transformers directory; encoder: its own, or None.
 
-    Its modules must be, in this order: Transformer, WeightedLayerPooling or none, Pooling, then optionally a
+    Its modules must be, in this order: Transformer, in an export WeightedLayerPooling, Pooling, optionally a
     square Dense with tanh, any Dense without activation, one with tanh, Normalize. Raises ForeignModules
     for anything else, and ValueError if a file of a sealed directory has changed, or any is damaged.
     """
@@ -196,10 +196,10 @@ def read(directory: Path, encoder: Encoder | None) -> dict[str, Any]:
     with parsing(directory / "modules.json", DAMAGED):
         types, paths = [m["type"] for m in modules], [directory / m["path"] for m in modules]
         kinds = [kind.rpartition(".")[2] if kind.startswith(LIBRARY) else kind for kind in types]
-    layers, names = [-1], ", ".join(kinds)
-    if kinds[1:2] == ["WeightedLayerPooling"]:
-        layers = averaged(paths[0] / "config.json", paths.pop(1))
+    names, weighed = ", ".join(kinds), kinds[1:2] == ["WeightedLayerPooling"]
+    if weighed:
         kinds.pop(1)
+        paths.pop(1)
     if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Dense", "Normalize"}:
         raise ForeignModules(
             f"{directory / 'modules.json'} lists {names}; supported are Transformer, WeightedLayerPooling or "
@@ -212,12 +212,10 @@ def read(directory: Path, encoder: Encoder | None) -> dict[str, Any]:
         encoder = pretrained(path=str(paths[0]))
         lower(encoder.tokenizer, paths[0])
     dense, maps, tanh = dense_folders(encoder.width, paths[2 : 2 + kinds.count("Dense")])
-    pooling = Pooling(kind=pooling_kind(paths[1] / "config.json"), layers=layers)
-    if not expressible(pooling):
-        raise ForeignModules(f"{paths[1]} takes the maximum of an average of layers, which is not supported")
+    kind = pooling_kind(paths[1] / "config.json")
     return {
         "encoder": encoder,
-        "pooling": pooling,
+        "pooling": exported_pooling(directory) if weighed else Pooling(kind),
         "head": dense_head(encoder, dense),
         "embedding": "dense" if dense else "encoder",
         "max_length": most_tokens(paths[0]),
@@ -269,22 +267,13 @@ def most_tokens(folder: Path) -> int | None:
     raise ValueError(f"{file}: max_seq_length is {limit!r:.50}, not a number of tokens; {DAMAGED}")
 
 
-def averaged(config: Path, folder: Path) -> list[int]:
-    """The layers that a WeightedLayerPooling averages, each repeated as its weight says.
-
-    Raises ForeignModules for other weights, and where the encoder does not return its layers.
-    """
-    with parsing(folder, DAMAGED):
-        given = weights(folder)["layer_weights"].flatten().tolist()
-    counts = [int(weight) for weight in given if 0 <= weight < WEIGHT]
-    if counts != given or not any(counts) or not read_json(config).get("output_hidden_states"):
-        raise ForeignModules(
-            f"{folder} weighs layers by {given}; supported are whole numbers, with output_hidden_states"
-        )
-    start = read_json(folder / "config.json").get("layer_start", 4)  # that library's default
-    if type(start) is not int:
-        raise ValueError(f"{folder / 'config.json'}: layer_start is {start!r:.50}, not a layer; {DAMAGED}")
-    return [start + i for i, count in enumerate(counts) for _ in range(count)]
+def exported_pooling(directory: Path) -> Pooling:
+    """The pooling that an export notes. Raises ForeignModules for other directories that weigh layers."""
+    file = directory / EXPORT
+    if not file.is_file():
+        raise ForeignModules(f"{directory / 'modules.json'} weighs layers, and is no export of whitenedcse")
+    with parsing(file, DAMAGED):
+        return Pooling(**read_json(file)["pooling"])
 
 
 def dense_folders(d: int, folders: list[Path]) -> tuple[Path | None, list[Path], bool]:

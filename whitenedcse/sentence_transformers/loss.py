@@ -25,7 +25,7 @@ from whitenedcse.inputs import takes_numbers
 from whitenedcse.model.head import PAPER, ProjectionHead
 from whitenedcse.model.whitener import WHOLE, Whitener, WhiteningSettings, too_few_rows
 from whitenedcse.training.loss import ContrastiveLoss
-from whitenedcse.training.parallel import agreed, gathered
+from whitenedcse.training.parallel import everyones, gathered
 
 PAPER_LOSS = ContrastiveLoss()
 CITATION = """
@@ -163,7 +163,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
             )
         x = torch.stack(list(embeddings)) if len(embeddings) > 1 else embeddings[0].unflatten(0, (passes, -1))
         self.check_width(x.shape[-1])
-        drawn = agreed(x.shape[1], int(torch.randint(2**62, ())))
+        drawn = everyones((x.shape[1], int(torch.randint(2**62, ()))))
         x = at_least_float32(x)
         if len(drawn) > 1:
             x = self.joined(x, [n for n, _ in drawn])

@@ -6,7 +6,6 @@ n: texts    t: tokens of all of them    l: tokens of the longest    d: width    
 from __future__ import annotations
 
 import csv
-import io
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from whitenedcse.evaluation.classifiers import classifier
 from whitenedcse.evaluation.postprocess import Postprocess, check_components
 from whitenedcse.evaluation.suite import Plan, System, evaluated, plan, whitened_scores
 from whitenedcse.evaluation.tasks import STS, short, subsets
-from whitenedcse.files import writing
+from whitenedcse.files import naming
 from whitenedcse.inputs import takes_numbers
 from whitenedcse.model import packed
 from whitenedcse.model.attention import way
@@ -121,17 +120,14 @@ def baselines(x: NDArray[Any], plan: Plan, fit: str) -> dict[int, float | None]:
 
 
 def add_row(path: Path, row: Mapping[str, Any]) -> None:
-    """Add a row to a CSV file, which is replaced as a whole; the first row of a file is its header."""
-    text = io.StringIO(newline="")
-    text.write(path.read_text(encoding="utf-8") if path.exists() else "")
-    writer = csv.DictWriter(text, list(row), lineterminator="\n")
-    if not text.tell():
-        writer.writeheader()
-    text.seek(0, io.SEEK_END)
-    writer.writerow(row)
+    """Add a row to a CSV file; the first row of a file is its header."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(path) as stream:
-        stream.write(text.getvalue().encode())
+    new = not path.exists()
+    with naming(path), path.open("a", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(row), lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
 
 
 def accelerate(model: Any) -> Any:

@@ -27,8 +27,9 @@ from whitenedcse.console import lacking
 from whitenedcse.data.remote import published
 from whitenedcse.files import check_place, drafted, seal, write_json
 from whitenedcse.model import sentence_transformers
-from whitenedcse.model.checkpoint import EXPORT, settings
+from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.sentence_transformers import EXPORT
 from whitenedcse.serving import card
 from whitenedcse.whitening import check_finite
 

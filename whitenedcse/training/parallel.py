@@ -57,20 +57,9 @@ class _Gather(Function):
         return grad.chunk(world, dim=1)[rank]
 
 
-def agreed(*numbers: int) -> list[list[int]]:
-    """Small whole numbers of every rank, as a list for each rank, exchanged between hosts, not devices."""
-    rank, world = place()
-    if world == 1:
-        return [list(numbers)]
-    table = torch.zeros(world, len(numbers), dtype=torch.long)
-    table[rank] = torch.tensor(numbers)
-    dist.all_reduce(table, group=_hosts())
-    return table.tolist()
-
-
 def equal_sizes(n: int) -> None:
     """Raise ValueError on every rank unless all have n sentences: gathering would hang or mix them up."""
-    sizes = [size for (size,) in agreed(n)]
+    sizes = everyones(n)
     if len(set(sizes)) > 1:
         raise ValueError(f"ranks bring batches of {sizes} sentences; all must be of one size")
 
@@ -93,7 +82,7 @@ def from_first(make: Callable[[], Value]) -> Value:
 
 
 def everyones(value: Value) -> list[Value]:
-    """The values of all ranks as a list, in the order of ranks."""
+    """The values of all ranks as a list, in their order, exchanged between hosts, not devices."""
     box: list[Any] = [value] * place()[1]
     if len(box) > 1:
         dist.all_gather_object(box, value, group=_hosts())

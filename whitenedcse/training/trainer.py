@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from whitenedcse import files
 from whitenedcse.distributed import ASKING, has_agent, placed
 from whitenedcse.files import digest, settle, writing
-from whitenedcse.training.parallel import agreed, everyones
+from whitenedcse.training.parallel import everyones
 
 NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.ckpt")
 WHOLE = ("auto", "ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false")
@@ -164,7 +164,7 @@ class Safekeeping(Callback):
         """Between two optimiser steps, save if it is time, and end if any rank received a signal."""
         if index % trainer.accumulate_grad_batches or trainer.global_step % self.votes:
             return
-        votes = agreed(self.asked, time.monotonic() - self.last >= self.pause)
+        votes = everyones((self.asked, time.monotonic() - self.last >= self.pause))
         asked = max(vote[0] for vote in votes)
         if trainer.global_step > self.saved and (asked or votes[0][1]):
             self.save(trainer)
@@ -198,7 +198,7 @@ class Safekeeping(Callback):
 
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
         """End if any rank received a signal."""
-        if asked := max(vote[0] for vote in agreed(self.asked)):
+        if asked := max(everyones(self.asked)):
             self.stop(trainer, asked)
 
     def save(self, trainer: lightning.Trainer) -> None:
