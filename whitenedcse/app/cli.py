@@ -1,22 +1,21 @@
 """The command line `whitenedcse COMMAND`; --help explains.
 
-A command is a line of words, each an argument declared once in ARGUMENTS, and a function from what was given
-to an exit status. `train` and `evaluate` take Hydra's words, as train.py and evaluate.py do.
+A command is a line of words, each an argument declared once in ARGUMENTS, and a function in commands.py from
+what was given to an exit status. `train` and `evaluate` take Hydra's words, as train.py and evaluate.py do.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from whitenedcse import console
-from whitenedcse.app import commands as do
-from whitenedcse.console import Grid, say, show
+from whitenedcse.app import commands
 from whitenedcse.data import sources
 
 SCRIPTS = {
@@ -172,79 +171,10 @@ def parser() -> ArgumentParser:
             several = word.split("|")  # of which one can be given
             place = one.add_mutually_exclusive_group() if several[1:] else one
             for one_of in several:
-                told = TO[name] if one_of == "--to" and name in TO else ARGUMENTS[one_of]
-                place.add_argument(one_of, **told)
+                declared = TO[name] if one_of == "--to" and name in TO else ARGUMENTS[one_of]
+                place.add_argument(one_of, **declared)
         one.set_defaults(run=run)
     return top
-
-
-def data_check(arguments: Namespace) -> int:
-    """Print the state of tasks and corpora; returns 1 if any of it is wrong."""
-    import rich
-
-    from whitenedcse.evaluation import doctor
-
-    with rich.get_console().status("reading"):
-        findings = doctor.examined(arguments.folder)
-    say(Grid("tasks and corpora", doctor.COLUMNS, doctor.lines(findings), right=range(2, 4)))
-    for remark in doctor.remarks(findings):
-        say(remark)
-    return int(any(finding.verdict == "wrong" for finding in findings))
-
-
-def data_fetch(arguments: Namespace) -> int:
-    """Download a data set unless this machine has it; print where it is."""
-    name = arguments.name
-    say(f"{name}: {sources.present(name, sources.roots()) or sources.fetched(name)}")
-    return 0
-
-
-def report(arguments: Namespace) -> int:
-    """Print a published table beside our numbers, a list of these tables, or a report on runs of train.py."""
-    from whitenedcse.report import published
-
-    what, known = arguments.what, published.names()
-    if arguments.list or not what:
-        for key, title in known.items():
-            say(f"{key}: {title}")
-        return 0
-    papers = {key.partition("/")[0] for key in known}
-    if what[0] not in known and (what[0].partition("/")[0] not in papers or Path(what[0]).is_dir()):
-        return report_runs(arguments)
-    from whitenedcse.app.config import composed
-
-    runs = what[1:] or (["outputs"] if Path("outputs").is_dir() else [])
-    show([published.report(what[0], composed, runs)], arguments.to)
-    return 0
-
-
-def report_runs(arguments: Namespace) -> int:
-    """Print the tables of a run or a sweep, write its page, and print where the page is."""
-    from whitenedcse.report import page
-
-    made, files = page.write(arguments.what, arguments.out, arguments.against)
-    for line in made.verdict:
-        told(arguments, line)
-    show(made.grids, arguments.to)
-    for file in files:
-        told(arguments, f"written: {file}")
-    return 0
-
-
-def told(arguments: Namespace, line: str) -> None:
-    """Print a line; on the standard error where something else than a person reads the tables."""
-    if arguments.to == "table":
-        say(line)
-    else:
-        sys.stderr.write(f"{line}\n")
-
-
-def dashboard(arguments: Namespace) -> int:
-    """Save the Weights & Biases view, and print where it is; $WANDB_ENTITY names a team."""
-    from whitenedcse.training.dashboard import save
-
-    say(f"view: {save(arguments.project)}")
-    return 0
 
 
 GROUPS = {
@@ -254,65 +184,65 @@ GROUPS = {
 }
 COMMANDS: dict[str, tuple[Any, str, str]] = {  # a function, what it does, its arguments; a|b: one of them
     "data check": (
-        data_check,
+        commands.data_check,
         "verify every task and corpus on this machine: counts, scores, encoding, checksums. "
         "The exit status is 1 if a file is wrong; missing files are listed, but do not change it.",
         "folder",
     ),
     "data fetch": (
-        data_fetch,
+        commands.data_fetch,
         "download a data set from the Hugging Face hub (or $HF_ENDPOINT), as a run that needs it does. "
         "It is written to $WHITENEDCSE_DATA (default: data).",
         "name",
     ),
     "report": (
-        report,
+        commands.report,
         "print the results of a run or a sweep, or a published table beside your own runs. --out is the "
         "page, FILE.html or a folder (default: report.html beside the runs); seeds.csv stands beside it.",
         "what --list --against --out --to",
     ),
     "dashboard": (
-        dashboard,
+        commands.dashboard,
         "add a view with all charts to a Weights & Biases project. Each call adds one.",
         "project",
     ),
     "readout": (
-        do.readout,
+        commands.readout,
         "find the layers, pooling and whitening that serve an encoder best, chosen on scored pairs. "
         "Nothing is trained. CORPUS is sampled, 20,000 rows unless told; --out writes the best encoder.",
         f"{ENCODER} corpus --pairs --out --sample --columns",
     ),
     "whiten fit": (
-        do.whiten_fit,
+        commands.whiten_fit,
         "fit a whitening to the vectors that an encoder gives for a corpus of any size. OUT is a file, e.g. "
         "whitening.safetensors, which other commands read with --whiten.",
         f"{ENCODER} corpus out --kind --shrinkage --sample --columns --bf16",
     ),
     "export": (
-        do.export,
+        commands.export,
         "write an encoder and its whitening for another library, and check that its vectors agree",
         f"{ENCODER} out --to --whiten|--whiten-on --dim --sample --columns --bf16 --unit --no-verify",
     ),
     "encode": (
-        do.encode,
+        commands.encode,
         "encode a corpus of any size into files of vectors. Row i of the files is for row i of INPUT. "
         "After an interruption, the same command resumes.",
         f"{ENCODER} input out --whiten --dim --dtype --to --shard --processes --engine --columns --bf16",
     ),
     "demo": (
-        do.demonstrate,
+        commands.demonstrate,
         "serve a web page to try an encoder: search, similarity, and a slider for whitening-k. "
         "10,000 rows of CORPUS are drawn unless told. It needs `pip install 'whitenedcse[demo]'`.",
         f"{ENCODER} corpus --columns --sample",
     ),
     "search build": (
-        do.search_build,
+        commands.search_build,
         "make an index of a corpus of any size",
         f"{ENCODER} corpus index --query-prompt --whiten --dim --factory --vectors --columns --bf16 --ids",
     ),
-    "search add": (do.search_add, "add a corpus to an index", "index corpus --columns --bf16 --ids"),
+    "search add": (commands.search_add, "add a corpus to an index", "index corpus --columns --bf16 --ids"),
     "search query": (
-        do.search_query,
+        commands.search_query,
         "print the texts nearest to a query, or to each of a --file",
         "index text --file --columns --top --to",
     ),

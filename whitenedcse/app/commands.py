@@ -1,8 +1,9 @@
-"""What the commands for a trained encoder do: readout, whiten fit, export, encode, search and demo."""
+"""What each command of `whitenedcse` does, but for train and evaluate: arguments -> exit status."""
 
 from __future__ import annotations
 
 import os
+import sys
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,76 @@ from whitenedcse.data import remote, sources
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.files import blank
 from whitenedcse.distributed import is_first
+
+
+def data_check(arguments: Namespace) -> int:
+    """Print the state of tasks and corpora; returns 1 if any of it is wrong."""
+    import rich
+
+    from whitenedcse.evaluation import doctor
+
+    with rich.get_console().status("reading"):
+        findings = doctor.examined(arguments.folder)
+    say(Grid("tasks and corpora", doctor.COLUMNS, doctor.lines(findings), right=range(2, 4)))
+    for remark in doctor.remarks(findings):
+        say(remark)
+    return int(any(finding.verdict == "wrong" for finding in findings))
+
+
+def data_fetch(arguments: Namespace) -> int:
+    """Download a data set unless this machine has it; print where it is."""
+    name = arguments.name
+    say(f"{name}: {sources.present(name, sources.roots()) or sources.fetched(name)}")
+    return 0
+
+
+def report(arguments: Namespace) -> int:
+    """Print a published table beside our numbers, a list of these tables, or a report on runs of train.py."""
+    from whitenedcse.report import published
+
+    what, known = arguments.what, published.names()
+    if arguments.list or not what:
+        for key, title in known.items():
+            say(f"{key}: {title}")
+        return 0
+    papers = {key.partition("/")[0] for key in known}
+    of_paper = what[0].partition("/")[0] in papers and not Path(what[0]).is_dir()  # if misspelt, too
+    if what[0] not in known and not of_paper:
+        return report_runs(arguments)
+    from whitenedcse.app.config import composed
+
+    runs = what[1:] or (["outputs"] if Path("outputs").is_dir() else [])
+    show([published.report(what[0], composed, runs)], arguments.to)
+    return 0
+
+
+def report_runs(arguments: Namespace) -> int:
+    """Print the tables of a run or a sweep, write its page, and print where the page is."""
+    from whitenedcse.report import page
+
+    made, files = page.write(arguments.what, arguments.out, arguments.against)
+    for line in made.verdict:
+        say_beside(arguments, line)
+    show(made.grids, arguments.to)
+    for file in files:
+        say_beside(arguments, f"written: {file}")
+    return 0
+
+
+def say_beside(arguments: Namespace, line: str) -> None:
+    """Print a line; on the standard error where something else than a person reads the tables."""
+    if arguments.to == "table":
+        say(line)
+    else:
+        sys.stderr.write(f"{line}\n")
+
+
+def dashboard(arguments: Namespace) -> int:
+    """Save the Weights & Biases view, and print where it is; $WANDB_ENTITY names a team."""
+    from whitenedcse.training.dashboard import save
+
+    say(f"view: {save(arguments.project)}")
+    return 0
 
 
 def opened(arguments: Namespace) -> Any:
@@ -151,7 +222,8 @@ def search_build(arguments: Namespace) -> int:
     distributed.check_alone("search build")  # the ranks of `whitenedcse encode` write what --vectors takes
     asked: dict[str, Any] = {name: getattr(arguments, name) for name in ("factory", "vectors", "bf16")}
     with remote.published(arguments.index, mark=None) as out:
-        n, width = build(out, whitened(arguments), _with_ids(arguments), ids=bool(arguments.ids), **asked)
+        corpus, ids = corpus_with_ids(arguments), bool(arguments.ids)
+        n, width = build(out, whitened(arguments), corpus, ids=ids, **asked)
     say(f"{n:,} texts, vectors of width {width}: {arguments.index}")
     return 0
 
@@ -163,12 +235,12 @@ def search_add(arguments: Namespace) -> int:
     if remote.is_url(arguments.index):
         raise ValueError(f"{arguments.index}: an index in a store is not added to; build it anew")
     asked = {"ids": bool(arguments.ids), "bf16": arguments.bf16}
-    before, more = extend(Path(arguments.index), _with_ids(arguments), **asked)
+    before, more = extend(Path(arguments.index), corpus_with_ids(arguments), **asked)
     say(f"{before:,} texts and {more:,} more: {arguments.index}")
     return 0
 
 
-def _with_ids(arguments: Namespace) -> Corpus:
+def corpus_with_ids(arguments: Namespace) -> Corpus:
     """The corpus with its column of texts, and then that of ids if there is one."""
     sources.check_columns(arguments.corpus, arguments.columns)
     if arguments.ids and not arguments.columns:
