@@ -216,10 +216,12 @@ time.sleep(100)
 
 
 def test_each_process_of_a_sweep_takes_a_gpu_of_its_own_and_the_rest_share(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    def seen_by_cuda():
+        return len((os.environ["CUDA_VISIBLE_DEVICES"] or "0,1").split(","))
+
+    monkeypatch.setattr(torch.cuda, "device_count", seen_by_cuda)
     for given, seen in (("4,7", ["4", "7", "4"]), ("", ["0", "1", "0"])):
         for job, name in enumerate(seen):  # of one process after the other
-            monkeypatch.setattr(start, "taken", [])
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
             start.take_gpu(job)
             assert os.environ["CUDA_VISIBLE_DEVICES"] == name

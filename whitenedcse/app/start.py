@@ -116,21 +116,20 @@ def together() -> bool:
 
 
 JOBLIB = "JoblibLauncher"
-taken: list[str] = []  # the GPU that this process has
 
 
 def take_gpu(job: int) -> None:
     """Let this process of a sweep see one GPU alone, by the number of its first job.
 
-    Where more processes than GPUs run, some share one. CUDA reads the variable when it is first asked.
+    Where more processes than GPUs run, some share one. CUDA reads the variable when it is first asked, and of
+    a later job of this process there is one GPU.
     """
     import torch
 
     count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    if count > 1 and not taken:
+    if count > 1:
         names = visible.split(",") if visible else [str(number) for number in range(count)]
-        taken.append(names[job % count])
-        os.environ["CUDA_VISIBLE_DEVICES"] = taken[0]
+        os.environ["CUDA_VISIBLE_DEVICES"] = names[job % count]
 
 
 def quiet() -> None:
