@@ -208,7 +208,7 @@ def test_a_sealed_folder_refuses_each_flipped_byte_truncation_swap_and_loss(tmp_
 
 def test_the_digest_of_a_file_is_that_of_its_bytes(path):
     assert files.checksum(path) == files.checksum(OLD) != files.checksum(NEW)
-    assert files.digest(path) == subprocess.check_output(["sha256sum", path], text=True).split()[0]
+    assert files.sha256(path) == subprocess.check_output(["sha256sum", path], text=True).split()[0]
 
 
 def test_what_is_no_json_or_another_kind_is_named(path):

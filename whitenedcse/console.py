@@ -151,8 +151,8 @@ def printed(grid: Grid) -> Iterator[str | Text | Table]:
     for row in rows:
         table.add_row(*map(Text, row))
     yield table
-    # commands keep one line each, to be copied
-    yield from (note if re.search(r"'[\w.]+=|\n  ", note) else Text(note) for note in grid.notes)
+    for note in grid.notes:  # one with a command stays a text, which `say` does not break
+        yield note if re.search(r"'[\w.]+=|\n  ", note) else Text(note)
     if grid.notes:  # a table itself ends with an empty line
         yield ""
 
@@ -210,7 +210,8 @@ def as_latex(grid: Grid) -> str:
 
 def say(content: str | Grid) -> None:
     """Print a line or a table, also where a progress bar is drawn."""
-    for part in [content] if isinstance(content, str) else printed(content):
+    parts = [content] if isinstance(content, str) else printed(content)
+    for part in parts:
         console().print(part, soft_wrap=isinstance(part, str), highlight=False, markup=False)
 
 

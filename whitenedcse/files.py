@@ -167,7 +167,7 @@ def claimed(path: Path, hint: str = "wait for it") -> AcquireReturnProxy[Any]:
         raise ValueError(f"{path} is being written by another process; {hint}") from None
 
 
-def digest(path: Path) -> str:
+def sha256(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -148,7 +148,7 @@ def fitted_on(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[
             "name the corpus to fit to, e.g. fit=wiki1m, or fit=FILE with a sentence a line"
         )
     data, noted = run.settings["data"], run.facts.get("corpus")
-    if run.scores is not None and noted not in (None, digest(data)):
+    if run.scores is not None and noted not in (None, corpus_fingerprint(data)):
         raise ValueError(
             f"{data['corpus']} is not what {model} was trained on; name the corpus to fit to, fit=FILE, "
             "or start where train.py was started"
@@ -156,7 +156,7 @@ def fitted_on(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[
     return data["corpus"], list(data["columns"]), data.get("sample")
 
 
-def digest(data: Mapping[str, Any]) -> str:
+def corpus_fingerprint(data: Mapping[str, Any]) -> str:
     """That of a run's corpus as it is now, found from this folder."""
     from whitenedcse.data import corpus, sources
 

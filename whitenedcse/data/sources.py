@@ -18,7 +18,7 @@ from filelock import FileLock
 from whitenedcse import inputs
 from whitenedcse.data.corpus import Corpus, is_hub_id, texts
 from whitenedcse.data.files import filesystem
-from whitenedcse.files import digest
+from whitenedcse.files import sha256
 from whitenedcse.inputs import expanded
 
 SIMCSE = "princeton-nlp/datasets-for-simcse"  # data sets of the Hugging Face hub
@@ -198,7 +198,7 @@ def _fetched(name: str, repository: str, file: str, folder: Path, candidates: Se
     try:
         etag = get_hf_file_metadata(hf_hub_url(repository, file, **there), timeout=SECONDS).etag or ""
         path = Path(hf_hub_download(repository, file, local_dir=folder, etag_timeout=SECONDS, **there))
-        if re.fullmatch("[0-9a-f]{64}", etag) and (came := digest(path)) != etag:
+        if re.fullmatch("[0-9a-f]{64}", etag) and (came := sha256(path)) != etag:
             path.unlink()
             raise ValueError(f"it has sha256 {came}, not {etag}; deleted, try again")
         return path

@@ -19,7 +19,7 @@ import numpy as np
 from whitenedcse.data import corpus
 from whitenedcse.data.sources import CORPORA, RTE, SENTEVAL, candidate_paths, files_of, present, roots
 from whitenedcse.evaluation.tasks import STS, TRANSFER, benchmark_labels, benchmark_pairs
-from whitenedcse.files import digest
+from whitenedcse.files import sha256
 
 PAIRS = {  # scored pairs of each subset, in the order of tasks.STS
     "STS12": (750, 750, 459, 750, 399),
@@ -97,7 +97,7 @@ def _finding(task: str, base: Path, names: Sequence[str], expected: int, read: R
     except (ValueError, OSError) as error:
         return unread._replace(why=" ".join(str(error).split()))
     known = json.loads((files("whitenedcse.data") / "checksums.json").read_text())
-    other = [name for name in names if known.get(name, "") not in ("", digest(base / name))]
+    other = [name for name in names if known.get(name, "") not in ("", sha256(base / name))]
     differs = [f"{name} differs from the copy that was checked" for name in other]
     verdict = "wrong" if wrong else "differs" if differs else "ok"
     return Finding(task, base, short, expected, rows, verdict, "; ".join(wrong or differs))

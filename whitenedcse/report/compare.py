@@ -352,11 +352,8 @@ def space(sweep: Sweep, alike: bool) -> list[Grid]:
     """The table of geometry at the best checkpoint, if dev sets are alike, and of training speed."""
     known = {name for run in sweep.finished for name in numbers(run)}
     measures = {name.replace("_", " "): name for name in SPACE if alike and name in known}
-    lines, columns, notes = (
-        [means(group, measures, 3) for group in sweep.groups],
-        ["", "seeds", *measures],
-        [],
-    )
+    lines = [means(group, measures, 3) for group in sweep.groups]
+    columns, notes = ["", "seeds", *measures], list[str]()
     busy = sum(map(shared, sweep.finished))
     if busy:
         notes.append(f"{busy} runs shared their machine with other work: their speed is not shown")

@@ -59,12 +59,12 @@ def fitted(fit: Postprocess, embedder: Embedder, corpus: Corpus, *, bf16: bool =
 
 def say_few(fit: Postprocess, n: int) -> None:
     """Print one line where n texts are few for the components that are kept, or too few for all to vary."""
-    d = len(fit.mean)
-    kept, whitens, few = fit.k or d, fit.kind in POWERED and not fit.shrinkage, f"{n:,} texts are few for"
+    d, few = len(fit.mean), f"note: {n:,} texts are few for"
+    kept = fit.k or d
     if fit.k is None and fit.most < d:
-        say(f"note: {few} width {d}: {fit.most} components of this {fit.kind} can vary; {CURE}")
-    elif whitens and n < ENOUGH * kept:
-        say(f"note: {few} {kept} components of this {fit.kind}, {ENOUGH} for each do; {CURE}")
+        say(f"{few} width {d}: {fit.most} components of this {fit.kind} can vary; {CURE}")
+    elif fit.kind in POWERED and not fit.shrinkage and n < ENOUGH * kept:
+        say(f"{few} {kept} components of this {fit.kind}, {ENOUGH} for each do; {CURE}")
 
 
 @takes_numbers
@@ -110,12 +110,12 @@ def scaled(embedder: Embedder, *, unit: bool) -> Embedder:
     last = embedder.final
     if unit == embedder.unit:
         return embedder
-    parts: dict[str, Any] = {"weight": None, "bias": None, "provenance": {}}
-    if last is not None:
-        parts = {"weight": last.weight, "bias": last.bias, "tanh": last.tanh}
-        parts["provenance"] = last.provenance
-    kept = unit or parts["weight"] is not None
-    return embedder.replaced(final=Final(**parts, unit=unit) if kept else None)
+    if last is None or last.weight is None:
+        final = Final(weight=None, bias=None, unit=True, provenance={}) if unit else None
+    else:
+        same: dict[str, Any] = {"tanh": last.tanh, "provenance": last.provenance}
+        final = Final(weight=last.weight, bias=last.bias, unit=unit, **same)
+    return embedder.replaced(final=final)
 
 
 def probe(embedder: Embedder) -> list[float]:

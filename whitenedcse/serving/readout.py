@@ -120,7 +120,8 @@ def joined(pairs: str | os.PathLike[str] | Subset) -> Subset:
     if isinstance(pairs, Subset):
         return pairs
     parts = subsets(os.fspath(pairs))
-    left, right = ([text for s in parts for text in getattr(s, side)] for side in ("left", "right"))
+    left = [text for subset in parts for text in subset.left]
+    right = [text for subset in parts for text in subset.right]
     return Subset(os.fspath(pairs), left, right, np.concatenate([subset.gold for subset in parts]))
 
 
@@ -142,9 +143,8 @@ def chosen(embedder: Embedder, moments: dict[str, Moments], pairs: Subset) -> tu
     seen = planes(embedder, sentences, list(moments))
     tried: list[Readout] = []
     found: list[NDArray[np.float32]] = []
-    for readouts, cosines in similarities(
-        seen, moments, rows, maps(embedder.encoder.width, moments["mean"].n)
-    ):
+    every = maps(embedder.encoder.width, moments["mean"].n)
+    for readouts, cosines in similarities(seen, moments, rows, every):
         tried += readouts
         found.append(cosines.astype(np.float32))
     sizes = [len(one.layers) for one in tried]
@@ -195,14 +195,13 @@ def near(found: Found, judged: Choice) -> Grid:
     for at in np.flatnonzero(~np.isnan(judged.scores)):
         one, score = found.tried[at], float(judged.scores[at])
         row = best.setdefault((one.pooling, one.layers), {})
-        row[one.map.kind] = max(row.get(one.map.kind, (score, one.map)), (score, one.map))
-    kinds = ("none", "centre", "abtt", "whitening")
-    rows = [
-        [said(at)]
-        + [f"{best[at][kind][0]:.2f}" if kind in best[at] else "-" for kind in kinds]
-        + [str(best[at]["whitening"][1]).removeprefix("whitening, ") if "whitening" in best[at] else "-"]
-        for at in needed({at: max(score for score, _ in row.values()) for at, row in best.items()})
-    ]
+        if one.map.kind not in row or score > row[one.map.kind][0]:
+            row[one.map.kind] = (score, one.map)
+    kinds, rows = ("none", "centre", "abtt", "whitening"), []
+    for at in needed({at: max(score for score, _ in row.values()) for at, row in best.items()}):
+        row = best[at]
+        of = str(row["whitening"][1]).removeprefix("whitening, ") if "whitening" in row else "-"
+        rows.append([said(at), *(f"{row[kind][0]:.2f}" if kind in row else "-" for kind in kinds), of])
     columns = ("layers", *kinds, "of the whitening")
     title = f"Spearman x 100 on the pairs, best of {len(judged.scores):,} readouts"
     title += f"; the model's own: {judged.own:.2f}"

@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from whitenedcse import files
 from whitenedcse.distributed import ASKING, has_agent, placed
-from whitenedcse.files import digest, settle, writing
+from whitenedcse.files import settle, sha256, writing
 from whitenedcse.training.parallel import everyones
 
 NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.ckpt")
@@ -50,7 +50,7 @@ class Checkpoints(CheckpointIO):
         draft = folder / "draft"
         with writing(draft) as stream:
             torch.save(checkpoint, stream)
-        draft.rename(folder / f"step-{checkpoint['global_step']:08}-{digest(draft)[:16]}.ckpt")
+        draft.rename(folder / f"step-{checkpoint['global_step']:08}-{sha256(draft)[:16]}.ckpt")
         settle(folder)
         every = written(folder)
         past = [
@@ -83,7 +83,7 @@ def newest(folder: Path, say: Callable[[str], None]) -> Path | None:
         say(f"{path} is no checkpoint of train.py (those are step-STEP-CHECKSUM.ckpt); it is ignored")
     paths = written(folder)
     for path in paths:
-        if path.stem.endswith(digest(path)[:16]):
+        if path.stem.endswith(sha256(path)[:16]):
             return path
         say(f"{path} is damaged: its content no longer has the checksum in its name; it is skipped")
     if paths:
