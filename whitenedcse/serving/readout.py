@@ -192,8 +192,8 @@ Layers = tuple[str, tuple[int, ...]]  # a kind of pooling, and the layers whose 
 def near(found: Found, judged: Choice) -> Grid:
     """A row for each of the best sets of layers, a column for each kind of map: the best score of each."""
     best: dict[Layers, dict[str, tuple[float, Map]]] = {}
-    for at in np.flatnonzero(~np.isnan(judged.scores)):
-        one, score = found.tried[at], float(judged.scores[at])
+    for i in np.flatnonzero(~np.isnan(judged.scores)):
+        one, score = found.tried[i], float(judged.scores[i])
         row = best.setdefault((one.pooling, one.layers), {})
         if one.map.kind not in row or score > row[one.map.kind][0]:
             row[one.map.kind] = (score, one.map)
