@@ -49,10 +49,9 @@ CORPORA = {
         ("premise", "hypothesis"),
         (
             (MNLI, "data/train-00000-of-00001.parquet"),
-            *(
-                (SNLI, f"plain_text/{part}-00000-of-00001.parquet")
-                for part in ("train", "validation", "test")
-            ),
+            (SNLI, "plain_text/train-00000-of-00001.parquet"),
+            (SNLI, "plain_text/validation-00000-of-00001.parquet"),
+            (SNLI, "plain_text/test-00000-of-00001.parquet"),
         ),
     ),
     "nli_for_simcse": Source(

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -55,7 +55,6 @@ class Protocol:
     max_length: int | None
     extra: float
     rows: Sequence[Mapping[str, Any]]
-    lines: tuple[Row, ...] = field(init=False)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -67,9 +66,14 @@ class Protocol:
         for name, known in {"headline": MEANS, "case": CASES}.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"protocol.{name}={getattr(self, name)!r} is not one of {', '.join(known)}")
-        object.__setattr__(self, "lines", tuple(_row(row) for row in self.rows))
-        for maker in filter(None, (row.maker for row in self.lines)):
-            maker()  # raises for settings that no transform has
+        for row in self.lines:
+            if row.maker:
+                row.maker()  # raises for settings that no transform has
+
+    @property
+    def lines(self) -> list[Row]:
+        """The rows of the table."""
+        return [_row(row) for row in self.rows]
 
 
 def _row(settings: Mapping[str, Any]) -> Row:

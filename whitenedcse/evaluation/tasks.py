@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whitenedcse.data.corpus import read, sampled
-from whitenedcse.data.files import NAMED, blank, column_names, fields, hidden, lines, records, suffix
+from whitenedcse.data.files import NAMED, blank, fields, hidden, lines, records, suffix
 from whitenedcse.data.sources import RTE, named, roots, senteval
 from whitenedcse.inputs import expanded
 
@@ -235,9 +235,8 @@ def _file(name: str) -> Path:
 
 def _rte() -> Path:
     candidates = [root / RTE for root in roots()]
-    for path in candidates:
-        if path.is_file():
-            return path
+    if found := next(filter(Path.is_file, candidates), None):
+        return found
     raise FileNotFoundError(
         f"RTE: GLUE's dev.tsv is at none of {', '.join(map(str, candidates))}; put it there"
     )
@@ -394,10 +393,15 @@ def labels_of(path: Path, columns: Sequence[str] = ()) -> Labelled:
     label, where they have other names. With a column split, of train, dev and test, the test rows are
     predicted; without, all rows in ten folds. Rows keep their order, classes are sorted by name.
     """
-    own = dict(zip(("text", "label"), columns, strict=True)) if columns else {}
-    rows = [_own(where, row) for where, row in fields(path, own)]
+    _, first = next(records(path), ("", {}))
+    sides = ["text"] if columns or "text" in first else ["sentence1", "sentence2"]
+    names = [*sides, "label"]
+    rows = [
+        _own(where, row, sides)
+        for where, row in fields(path, dict(zip(names, columns or names, strict=True)))
+    ]
     for row in rows:
-        if (len(row.texts), not row.split) != (len(rows[0].texts), not rows[0].split):
+        if bool(row.split) != bool(rows[0].split):
             raise ValueError(f"{row.where}: other columns than in {rows[0].where}")
     classes = sorted({row.label for row in rows})
     if len(classes) < 2:
@@ -409,17 +413,7 @@ def labels_of(path: Path, columns: Sequence[str] = ()) -> Labelled:
     return _as_task(path.stem, rows, {kind: i for i, kind in enumerate(classes)}, classes)
 
 
-def _own(where: str, row: Mapping[str, Any]) -> _Row:
-    sides = ("text",) if "text" in row else ("sentence1", "sentence2")
-    missing = [column for column in (*sides, "label") if column not in row]
-    if missing:
-        path = where.rpartition(":")[0]
-        there = column_names(list(row), path)
-        raise ValueError(
-            f"{where}: no {', '.join(missing)} among {there}; name its columns with the file, as "
-            f"{path}:TEXT:LABEL, or of scored pairs {path}:SENTENCE1:SENTENCE2:SCORE; pairs with a "
-            "label have columns called sentence1, sentence2 and label"
-        )
+def _own(where: str, row: Mapping[str, Any], sides: Sequence[str]) -> _Row:
     texts = tuple(row[side] for side in sides)
     label, split = row["label"], row.get("split", "")
     if not all(isinstance(text, str) and not blank(text) for text in texts):

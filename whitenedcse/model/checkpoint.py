@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 
 from whitenedcse.console import override
 from whitenedcse.data.files import hidden
-from whitenedcse.data.remote import published
 from whitenedcse.data.tokens import identity
 from whitenedcse.files import drafted, parsing, read_json, restore, seal, tensors
 from whitenedcse.model import sentence_transformers
@@ -56,12 +55,6 @@ def save(embedder: Embedder, directory: Path, step: int | None = None) -> None:
         noted = {"whitenedcse": FORMAT, **settings(embedder), **({} if step is None else {"step": step})}
         (draft / SETTINGS).write_text(json.dumps(noted, indent=2))
         seal(draft)
-
-
-def publish(embedder: Embedder, directory: str | Path) -> None:
-    """`save` to a directory or a URL."""
-    with published(directory, SETTINGS) as out:
-        save(embedder, out)
 
 
 def kept(head: ProjectionHead) -> ProjectionHead:

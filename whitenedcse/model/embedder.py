@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from whitenedcse.compute import each, full_precision, without_autocast
 from whitenedcse.console import pace, say
+from whitenedcse.data.remote import published
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.inputs import check_text, expanded, takes_numbers, texts
 from whitenedcse.model import lora
@@ -218,7 +219,8 @@ class Embedder(nn.Module):
         """Write a checkpoint to a directory or URL, completely or not at all."""
         from whitenedcse.model import checkpoint
 
-        checkpoint.publish(self, directory)
+        with published(directory, checkpoint.SETTINGS) as out:
+            checkpoint.save(self, out)
 
 
 def check_prompts(prompts: Mapping[str, Any]) -> None:

@@ -156,7 +156,10 @@ class ProjectionHead(nn.Module):
         self.position = position
         module = Whitener(width, whitening) if isinstance(whitening, WhiteningSettings) else whitening
         self.before: Any = module if position != "after" or not dense else None
-        self.linear = dense_layer(width) if dense else None
+        self.linear = nn.Linear(width, width) if dense else None
+        if self.linear is not None:  # as BERT initialises its layers, and SimCSE its head
+            nn.init.normal_(self.linear.weight, std=0.02)
+            nn.init.zeros_(self.linear.bias)
         self.after: Any = None
         if position != "before" and dense:
             self.after = deepcopy(module) if position == "both" else module
@@ -206,14 +209,6 @@ class ProjectionHead(nn.Module):
                 f"a dense layer of width {d} takes (..., {d}), not a tensor of shape {tuple(x.shape)}"
             )
         return torch.tanh(self.linear(x))
-
-
-def dense_layer(width: int) -> nn.Linear:
-    """A square linear layer, initialised as BERT does its layers, and SimCSE its head."""
-    layer = nn.Linear(width, width)
-    nn.init.normal_(layer.weight, std=0.02)
-    nn.init.zeros_(layer.bias)
-    return layer
 
 
 class Final(nn.Module):

@@ -44,7 +44,7 @@ class Metrics(Logger):
     @rank_zero_only
     def keep(self, step: int) -> None:
         """Drop what was logged after this step, and the tests, which follow the last checkpoint."""
-        lines = self.lines()
+        lines = table(self.path)
         self.columns = list(lines[0]) if lines else ["step"]
         tests = [name for name in self.columns if name.startswith("test/")]
         before = [line for line in lines if not any(line[name] for name in tests)]
@@ -55,16 +55,12 @@ class Metrics(Logger):
         """Append a line; a new name adds a column."""
         line = {"step": step, **metrics}
         if new := [name for name in line if name not in self.columns]:
-            lines = self.lines()
+            lines = table(self.path)
             self.columns += new
             self.rewrite([*lines, line])
         else:
             with naming(self.path), self.path.open("a") as stream:
                 csv.DictWriter(stream, self.columns, lineterminator="\n").writerow(line)
-
-    def lines(self) -> list[dict[str, str]]:
-        """The lines of the file, each as a dictionary of cells by column."""
-        return table(self.path)
 
     def rewrite(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Replace the content of the file by these lines."""

@@ -152,18 +152,18 @@ class HeldOut:
             )
         x = summed(embedder.encode_rows(rows, share=place(), bf16=self.bf16))
         check_spread(x, step)
-        return from_first(lambda: self(x, *(dropped(embedder, rows, seed) for seed in (1, 2))))
+
+        def values() -> Values:
+            left, right = dropped(embedder, rows, 1), dropped(embedder, rows, 2)
+            embedded = torch.from_numpy(x).to(self.device)
+            found: Values = {"dev/alignment": float(alignment(left, right))}
+            return found | {"dev/uniformity": float(uniformity(embedded))} | concentrated(embedded)
+
+        return from_first(values)
 
     def said(self, values: Values) -> str:
         """The line for an evaluation."""
         return "  ".join(f"{name} {values[name]:.3f}" for name in ("dev/alignment", "dev/uniformity"))
-
-    def __call__(self, x: NDArray[Any], left: Tensor, right: Tensor) -> Values:
-        """The values by name, from vectors without dropout and two with it, (n, d) each."""
-        embedded = torch.from_numpy(x).to(self.device)
-        values: Values = {"dev/alignment": float(alignment(left, right))}
-        values["dev/uniformity"] = float(uniformity(embedded))
-        return values | concentrated(embedded)
 
     def whitened(self, embedder: Embedder, data: SentenceData) -> Values:
         """No baselines: there is nothing to score them by."""
