@@ -22,7 +22,7 @@ GROUPS: dict[str, dict[str, str]] = {  # public names, and those of their member
     },
     "Parts of a training": {
         "ContrastiveTraining": "",
-        "SentenceData": "counts",
+        "SentenceData": "description",
         "ContrastiveLoss": "__call__",
         "Matryoshka": "__call__",
         "CovariancePenalty": "",

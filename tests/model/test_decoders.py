@@ -89,9 +89,10 @@ def test_a_checkpoint_says_the_same_in_three_libraries(kind, layers, ends, tmp_p
     ours = embedder.encode(SENTENCES)
     assert_allclose(Embedder.load(tmp_path).encode(SENTENCES), ours, atol=1e-6)
     assert_allclose(by_sentence_transformers(tmp_path / "best", SENTENCES), ours, atol=1e-5)
-    for name in ("whitenedcse.json", "digests.json"):  # as that library left it
-        (tmp_path / "best" / name).unlink()
-    assert_allclose(Embedder.load(tmp_path).encode(SENTENCES), ours, atol=1e-6)
+    if layers == [-1]:  # of several, the layers are known from what was noted beside the modules alone
+        for name in ("whitenedcse.json", "digests.json"):  # as that library left it
+            (tmp_path / "best" / name).unlink()
+        assert_allclose(Embedder.load(tmp_path).encode(SENTENCES), ours, atol=1e-6)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "best")
     tokens = tokenizer(SENTENCES, padding=True, return_tensors="pt")
     with torch.no_grad():
