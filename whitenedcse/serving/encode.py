@@ -225,7 +225,7 @@ def state(out: str) -> str:
 
 
 def whole(out: str, manifest: Manifest) -> dict[str, set[str]]:
-    """The files of vectors that are there and have digests, and those: two where two processes wrote one."""
+    """The finished files of vectors with their digests, two where two processes wrote the same file."""
     known, there = digests(out), names(out)
     return {name: known[name] for name in manifest.files if name in known and name in there}
 
@@ -269,7 +269,7 @@ def arrays(directory: str | Path) -> Iterator[NDArray[Any]]:
         left = f"{len(manifest.files) - len(known)} of {len(manifest.files)} files"
         raise ValueError(f"{out} lacks {left}; repeat its whitenedcse encode, which resumes")
     for number, name in enumerate(manifest.files):
-        path = fetched(f"{out}/{name}") if is_url(out) else Path(out) / name
+        path = fetched(f"{out}/{name}")
         with parsing(path, "delete it, and the same command encodes it again"):
             if checksum(path) not in known[name]:
                 raise ValueError("it is not as it was written: its digest differs")
@@ -289,10 +289,8 @@ def names(out: str) -> set[str]:
 
 def got(out: str, name: str) -> bytes:
     """The content of a file of a directory or a URL."""
-    if not is_url(out):
-        return (Path(out) / name).read_bytes()
-    with filesystem(out) as (system, inside):
-        return bytes(system.cat_file(f"{inside.rstrip('/')}/{name}"))
+    with filesystem(f"{out.rstrip('/')}/{name}") as (system, inside):
+        return bytes(system.cat_file(inside))
 
 
 def put(out: str, name: str, content: bytes) -> None:
