@@ -75,7 +75,9 @@ def gathered(runs: Sequence[Run]) -> Sweep:
                 by_seed[seed] = run
         if by_seed:
             groups.append(Group(label, dict(sorted(by_seed.items()))))
-    return Sweep(groups, list(runs), differing([*map(texts, runs)]), notes)
+    tables = [*map(texts, runs)]
+    names = dict.fromkeys(name for table in tables for name in table)
+    return Sweep(groups, list(runs), [name for name in names if differing(tables, name)], notes)
 
 
 def alike(runs: Sequence[Run]) -> list[list[Run]]:
@@ -86,10 +88,9 @@ def alike(runs: Sequence[Run]) -> list[list[Run]]:
     return list(found.values())
 
 
-def differing(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names whose values are not the same in all of these settings."""
-    every = dict.fromkeys(name for table in tables for name in table)
-    return [name for name in every if len({table.get(name) for table in tables}) > 1]
+def differing(tables: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Whether the value of this name is not the same in all of these settings."""
+    return len({table.get(name) for table in tables}) > 1
 
 
 def texts(run: Run) -> dict[str, str]:
@@ -115,21 +116,25 @@ def labels(firsts: Sequence[Run]) -> list[str]:
 
     Groups that these do not tell apart have other settings in which they differ too: overrides, or a few.
     """
-    words, every = [given(run) for run in firsts], [texts(run) for run in firsts]
-    names = [n for n in dict.fromkeys(n for own in words for n in own) if n not in FREE and "hydra" not in n]
-    chosen = [n for n in names if all(n in own for own in words) and len({own[n] for own in words}) > 1]
+    if len(firsts) == 1:
+        named = (firsts[0].facts.get(name) for name in BARE)
+        return [" ".join(filter(None, named)) or "all runs"]
+    words, settings = [given(run) for run in firsts], [texts(run) for run in firsts]
+    every = dict.fromkeys(name for own in words for name in own)
+    names = [name for name in every if name not in FREE and "hydra" not in name]
+    chosen = [name for name in names if all(name in own for own in words) and differing(words, name)]
     made = []
     for own in words:
         bare = " ".join(own[name] for name in BARE if name in chosen)
         made.append(joined(bare, *(f"{name}={own[name]}" for name in chosen if name not in BARE)))
-    plain = list(made)
-    for i, label in enumerate(plain):
-        same = [table for table, other in zip(every, plain, strict=True) if other == label]
-        apart = [name for name in differing(same) if name in every[i]]
-        told = [name for name in apart if name in names] or apart[:FEW]
-        made[i] = joined(label, *(f"{name}={every[i][name]}" for name in told))
-    alone = " ".join(filter(None, map(firsts[0].facts.get, BARE))) if len(firsts) == 1 else ""
-    return [label or alone or ("all runs" if len(firsts) == 1 else "default settings") for label in made]
+    apart = []
+    for label, own in zip(made, settings, strict=True):
+        same = [table for table, like in zip(settings, made, strict=True) if like == label]
+        known = dict.fromkeys(name for table in same for name in table)
+        other = [name for name in known if name in own and differing(same, name)]
+        told = [name for name in other if name in names] or other[:FEW]
+        apart.append(joined(label, *(f"{name}={own[name]}" for name in told)) or "default settings")
+    return apart
 
 
 def joined(*parts: str) -> str:
