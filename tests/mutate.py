@@ -26,30 +26,11 @@ from pathlib import Path
 from queue import Queue
 
 ROOT = Path(__file__).parents[1]
-OTHER = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-}
-OTHER |= {
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-}
-OTHER |= {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult}
-OTHER |= {
-    ast.Pow: ast.Mult,
-    ast.Mod: ast.Mult,
-    ast.MatMult: ast.Add,
-    ast.BitOr: ast.BitAnd,
-    ast.BitAnd: ast.BitOr,
-}
+PAIRS = "Lt LtE, Gt GtE, Eq NotEq, In NotIn, Is IsNot, And Or, Add Sub, Mult Div, BitOr BitAnd"
+OTHER = {}
+for one, other in (pair.split() for pair in PAIRS.split(", ")):
+    OTHER |= {getattr(ast, one): getattr(ast, other), getattr(ast, other): getattr(ast, one)}
+OTHER |= {ast.FloorDiv: ast.Mult, ast.Pow: ast.Mult, ast.Mod: ast.Mult, ast.MatMult: ast.Add}
 
 
 def mutants(source):
@@ -67,10 +48,8 @@ def mutants(source):
         if id(node) in skipped:
             continue
         for changed in changes(node):
-            start, end = (
-                starts[line - 1] + column
-                for line, column in ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))
-            )
+            places = ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))
+            start, end = (starts[line - 1] + column for line, column in places)
             text = "pass" if isinstance(changed, ast.Pass) else f"({ast.unparse(changed)})"
             yield node.lineno, start, end, text
 

@@ -16,9 +16,8 @@ def test_the_bound_is_where_two_one_sided_tests_reach_five_percent():
     for seed in range(20):
         x = np.random.default_rng(seed).normal(0.3, 1, 3 + seed)
         b = paired.bound(x)
-        below, above = (
-            stats.ttest_1samp(x, v, alternative=a).pvalue for v, a in ((b, "less"), (-b, "greater"))
-        )
+        sides = ((b, "less"), (-b, "greater"))
+        below, above = (stats.ttest_1samp(x, v, alternative=a).pvalue for v, a in sides)
         assert max(below, above) == pytest.approx(0.05)
 
 
@@ -90,9 +89,8 @@ def test_what_two_encoders_share_is_given_the_gold_scores():
 def test_a_readout_is_what_whitening_by_hand_gives():
     """Against a loop over pairs, for one pooling and layer, raw and whitened to two components."""
     random = np.random.default_rng(1)
-    planes = {
-        (p, i): random.normal(size=(30, 4)).astype(np.float32) for p in ("cls", "mean") for i in range(3)
-    }
+    keys = [(pooling, layer) for pooling in ("cls", "mean") for layer in range(3)]
+    planes = {key: random.normal(size=(30, 4)).astype(np.float32) for key in keys}
     wiki = {key: random.normal(size=(90, 4)).astype(np.float32) for key in planes}
     sides, gold = np.array(np.triu_indices(30, 1))[:, ::9], random.normal(size=49)
     tests = {task: (*sides, gold) for task in readouts_module.TASKS}

@@ -103,9 +103,8 @@ def test_a_fetch_that_fails_is_one_line_and_2(root, hub, monkeypatch, capsys, na
         monkeypatch.setenv("HF_ENDPOINT", nowhere())
     assert cli.main(["data", "fetch", name]) == 2
     error = capsys.readouterr().err
-    assert (
-        error.startswith(f"error: {name}: ") and error.count("\n") == 1 and "could not be downloaded" in error
-    )
+    assert error.startswith(f"error: {name}: ") and error.count("\n") == 1
+    assert "could not be downloaded" in error
     assert ("monitor=held_out or monitor.dev=FILE" in error) == (name == "senteval")
 
 
@@ -114,14 +113,10 @@ def evaluated(folder):
     scores = {name: {mean: 60.0 for mean in ("all", "mean", "wmean")} for name in STS}
     row = {"name": "mean L1+last", "pooling": "mean over layers [1, -1]", "sts": {"tasks": scores}}
     folder.mkdir(parents=True)
-    content = {
-        "model": "mine",
-        "encoder": {"path": "mine", "commit": None, "architecture": "bert 12 x 768"},
-        "protocol": "whiteningbert",
-        "headline": "mean",
-        **{"case": "lower_but_sick", "max_length": 128, "extra": 0.01, "bf16": False},
-        "rows": [row | {"postprocess": {}, "fit": ""}],
-    }
+    content = {"model": "mine", "protocol": "whiteningbert", "headline": "mean"}
+    content["encoder"] = {"path": "mine", "commit": None, "architecture": "bert 12 x 768"}
+    content |= {"case": "lower_but_sick", "max_length": 128, "extra": 0.01, "bf16": False}
+    content["rows"] = [row | {"postprocess": {}, "fit": ""}]
     (folder / "scores.json").write_text(json.dumps(content))
     return folder
 

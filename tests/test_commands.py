@@ -13,38 +13,8 @@ from programs import started
 
 from whitenedcse.console import override, quoted
 
-NAMES = [
-    "it's.tsv",
-    "a,b.txt",
-    "über",
-    "two words",
-    "[x]",
-    "a=b",
-    "$HOME",
-    "~",
-    "`ls`",
-    'a"b',
-    "a\\b",
-    "a\\",
-    "\\'",
-]
-NAMES += [
-    "12",
-    "1e5",
-    "true",
-    "null",
-    "NaN",
-    "",
-    " ",
-    "#1",
-    "{a:b}",
-    "a;b",
-    "*",
-    "!x",
-    "(1)",
-    "日本",
-    "é'\\,",
-]
+NAMES = "it's.tsv a,b.txt über [x] a=b $HOME ~ `ls` a\"b a\\b a\\ \\' 12 1e5 true null NaN #1 {a:b} a;b * !x"
+NAMES = [*NAMES.split(), "日本", "é'\\,", "(1)", "two words", "", " "]
 PLAIN = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=20)
 
 

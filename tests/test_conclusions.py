@@ -74,9 +74,8 @@ def test_a_page_concludes_what_the_committed_runs_show():
 @pytest.mark.parametrize("v", [2, 3])
 def test_like_stands_beside_like(runs, v):
     plain, white = {2: ("simcse", "sgw"), 3: ("multi_positive", "whitenedcse")}[v]
-    none, after, during = (
-        of(runs, system, on(TASKS, row)) for system, row in ((plain, AS_IS), (plain, AFTER), (white, AS_IS))
-    )
+    ways = ((plain, AS_IS), (plain, AFTER), (white, AS_IS))
+    none, after, during = (of(runs, system, on(TASKS, row)) for system, row in ways)
     expected = {name: mean_sd(x) for name, x in (("no whitening", none), ("whitening afterwards", after))}
     expected["whitening while training"] = mean_sd(during)
     for name, other in (("no whitening", none), ("whitening afterwards", after)):
@@ -88,11 +87,8 @@ def test_like_stands_beside_like(runs, v):
 
 
 def test_all_systems_have_their_scores_and_their_differences_by_holm(runs):
-    table = {
-        name.split("`")[1]: row
-        for name, row in cells("results/study/README.md", "p (Holm)").items()
-        if "`" in name
-    }
+    rows = cells("results/study/README.md", "p (Holm)").items()
+    table = {name.split("`")[1]: row for name, row in rows if "`" in name}
     assert set(table) == {system for system, _ in runs} and len(runs) == 40
     simcse = of(runs, "simcse", on(TASKS))
     tests = {name: difference(of(runs, name, on(TASKS)), simcse) for name in table if name != "simcse"}

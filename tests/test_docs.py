@@ -90,9 +90,8 @@ def files(home):
     for name in ("my_pairs.tsv", "my_folder/a.tsv", "my_folder/b.tsv"):
         write(home / name, pairs)
     alike = [(a, b, len({*a.split()} & {*b.split()})) for a, b in zip(some(300), some(301)[1:], strict=True)]
-    write(
-        home / "pairs.tsv", "sentence1\tsentence2\tscore\n" + "".join(f"{a}\t{b}\t{n}\n" for a, b, n in alike)
-    )
+    rows = "".join(f"{a}\t{b}\t{n}\n" for a, b, n in alike)
+    write(home / "pairs.tsv", f"sentence1\tsentence2\tscore\n{rows}")
     write(home / "my_texts.csv", "text,label\n" + "".join(f"{t},{'ab'[i % 2]}\n" for i, t in enumerate(x)))
 
 
@@ -228,9 +227,8 @@ def test_the_files_of_ones_own_are_read_as_they_stand(tmp_path, monkeypatch, req
     blocks = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
     assert len(blocks) == 3
     for block in blocks:
-        group, name, option = re.search(
-            r"^# DIR/((\w+)/\w+).yaml, for --config-dir DIR (\S+)$", block, re.M
-        ).groups()
+        begins = r"^# DIR/((\w+)/\w+).yaml, for --config-dir DIR (\S+)$"
+        group, name, option = re.search(begins, block, re.M).groups()
         file = tmp_path / f"{group}.yaml"
         file.parent.mkdir()
         file.write_text(block)
@@ -250,9 +248,8 @@ def test_every_command_runs(page, user, tmp_path):
     shutil.copytree(user, home)
     if re.search("run=NAME|outputs/NAME|$", text)[0] == "run=NAME":
         shutil.rmtree(home / "outputs")  # the page makes it
-    before = {
-        " ".join(words) for other in PAGES[: PAGES.index(page)] for words in commands(other.read_text())
-    }
+    earlier = PAGES[: PAGES.index(page)]
+    before = {" ".join(words) for other in earlier for words in commands(other.read_text())}
     for words in commands(text):
         said = " ".join(words)
         if said in before and words[1] in ("train.py", "evaluate.py") and "run=" not in said:
@@ -298,9 +295,8 @@ def moved():
     for table in re.findall(r"(?:^\|.*\n)+", (ROOT / "docs/coming_from.md").read_text(), re.M):
         head, _, *rows = table.splitlines()
         if script := re.search(r"python (\w+)\.py", head.split("|")[2]):
-            found += [
-                (script[1], text) for row in rows for text in re.findall(r"`([^`]+)`", row.split("|")[2])
-            ]
+            texts = (re.findall(r"`([^`]+)`", row.split("|")[2]) for row in rows)
+            found += [(script[1], text) for some in texts for text in some]
     return [(script, text) for script, text in found if re.match(r"'?[\w.]+=.", text)]
 
 

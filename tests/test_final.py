@@ -46,9 +46,7 @@ def test_it_travels_with_the_checkpoint_and_sentence_transformers_knows_it(
     head = ProjectionHead(width=D, whitening=whitening(), dense=True, position="before")
     embedder = embedder_of(bert, kind="mean", head=head, embedding=embedding)
     plain = embedder.encode(SENTENCES)
-    embedder = Embedder(
-        encoder=bert, pooling=embedder.pooling, head=head, embedding=embedding, final=final_of(k, unit)
-    )
+    embedder = embedder.replaced(final=final_of(k, unit))
     got = embedder.encode(SENTENCES)
     assert got.shape == (len(SENTENCES), k or D) and embedder.width == (k or D)
     assert_allclose(got, final_of(k, unit)(torch.from_numpy(plain)).numpy(), atol=2e-6)
@@ -84,9 +82,9 @@ def theirs(bert, tmp_path):
             else models.Dense(layer[0], layer[1], bias=layer[2], activation_function=layer[3])
             for layer in layers
         ]  # fmt: skip
-        model = SentenceTransformer(modules=[*first, *more], device="cpu")
-        model.save(str(tmp_path / "theirs"))
-        return model, tmp_path / "theirs"
+        model, out = SentenceTransformer(modules=[*first, *more], device="cpu"), tmp_path / f"{layers}"
+        model.save(str(out))
+        return model, out
 
     return made
 
@@ -95,52 +93,38 @@ LINE, TANH, RELU = torch.nn.Identity(), torch.nn.Tanh(), torch.nn.ReLU()
 
 
 @pytest.mark.filterwarnings("ignore")  # that library's own
-@pytest.mark.parametrize(
-    "layers",
-    [
+def test_a_chain_of_their_layers_is_read_as_it_is_and_what_would_be_wrong_is_left_to_that_library(theirs):
+    for layers in (
         [(D, 9, False, LINE), (9, 4, True, LINE), None],
         [(D, D, True, TANH), (D, 9, True, LINE), (9, 4, False, LINE)],
-    ],
-)
-def test_a_chain_of_their_layers_is_read_as_it_is(theirs, layers):
-    peer, path = theirs(*layers)
-    assert_allclose(Embedder.load(path).encode(SENTENCES), peer.encode(SENTENCES), atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore")  # that library's own
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
+    ):
+        peer, path = theirs(*layers)
+        assert_allclose(Embedder.load(path).encode(SENTENCES), peer.encode(SENTENCES), atol=1e-5)
+    for layers, message in (
         (
             [(D, 9, True, RELU)],
             "is a Dense with .*ReLU; supported: a square one with tanh, linear ones, tanh",
         ),
         ([None, (D, 9, True, LINE)], "normalises before its last module"),
-    ],
-)
-def test_what_would_be_read_wrongly_is_left_to_that_library(theirs, layers, message):
-    _, path = theirs(*layers)
-    with pytest.raises(ValueError, match=message):
-        Embedder.load(path)
+    ):
+        with pytest.raises(ValueError, match=message):
+            Embedder.load(theirs(*layers)[1])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"weight": numbers(5, D) / 0}, "the weight of the transform holds numbers that are not finite"),
-        ({"bias": numbers(5) / 0}, "the bias of the transform holds"),
-    ],
-)
-def test_a_transform_of_numbers_that_are_not_finite_is_refused(change, message):
+def test_a_transform_of_numbers_that_are_not_finite_is_refused():
     parts = {"weight": numbers(5, D), "bias": numbers(5), "unit": True, "provenance": {}}
-    with pytest.raises(ValueError, match=message):
-        Final(**(parts | change))
+    for name in ("weight", "bias"):
+        with pytest.raises(
+            ValueError, match=f"the {name} of the transform holds numbers that are not finite"
+        ):
+            Final(**parts | {name: parts[name] / 0})
 
 
 def test_a_transform_of_another_width_or_a_damaged_one_is_refused(bert, tmp_path):
+    plain = embedder_of(bert, kind="mean")
     with pytest.raises(ValueError, match="a transform of width 8 does not go with an embedding of 16"):
-        embedder_with(bert, final_of(d=8))
-    checkpoint.save(embedder_with(bert, final_of()), tmp_path / "best")
+        plain.replaced(final=final_of(d=8))
+    checkpoint.save(plain.replaced(final=final_of()), tmp_path / "best")
     file = tmp_path / "best" / "final.safetensors"
     file.write_bytes(file.read_bytes()[:-8] + b"12345678")
     with pytest.raises(ValueError, match=r"final.safetensors is not as it was written"):
@@ -150,9 +134,3 @@ def test_a_transform_of_another_width_or_a_damaged_one_is_refused(bert, tmp_path
     (tmp_path / "best" / "whitenedcse.json").write_text(json.dumps(settings | {"final": {"unit": True}}))
     with pytest.raises(ValueError):
         Embedder.load(tmp_path / "best")
-
-
-def embedder_with(bert, final):
-    plain = embedder_of(bert, kind="mean")
-    parts = {"pooling": plain.pooling, "head": plain.head, "embedding": "encoder"}
-    return Embedder(encoder=bert, final=final, **parts)

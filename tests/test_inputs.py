@@ -64,9 +64,8 @@ def content(made):
 
 
 def plain_of(made):
-    return {
-        k: v for k, v in vars(made).items() if isinstance(v, int | float | str | tuple | WhiteningSettings)
-    }
+    kinds = int | float | str | tuple | WhiteningSettings
+    return {k: v for k, v in vars(made).items() if isinstance(v, kinds)}
 
 
 @pytest.mark.parametrize("form", NUMBERS)
@@ -74,9 +73,9 @@ def test_a_number_of_any_library_is_that_of_python(form):
     for kind, settings in MADE:
         made, usual = kind(**{k: given(form, v) for k, v in settings.items()}), kind(**settings)
         assert json.loads(content(made)) == json.loads(content(usual)), kind
-    assert fingerprint(
-        Corpus(__file__ and str(sources.located("quickstart")), sample=np.int64(5))
-    ) == fingerprint(Corpus(str(sources.located("quickstart")), sample=5))
+    corpus = str(sources.located("quickstart"))
+    one, other = (fingerprint(Corpus(corpus, sample=kind(5))) for kind in (np.int64, int))
+    assert one == other
 
 
 def test_no_public_class_with_numbers_forgets_to_take_them():
@@ -180,9 +179,8 @@ def test_home_and_variables_stand_in_every_path(bert, tmp_path, monkeypatch):
         assert whitenedcse.Embedder.load(f"{here}/m").width == embedder.width
         assert whitenedcse.Embedder(encoder=f"{here}/m") and folder(f"{here}/m").is_dir()
         assert len(list(sources.given(f"{here}/c.txt"))) == len(SENTENCES)
-        assert len(subsets(f"{here}/p.tsv")[0].gold) == len(
-            subsets(f"{here}/p.tsv:score:sentence2:score")[0].gold
-        )
+        for name in ("p.tsv", "p.tsv:score:sentence2:score"):
+            assert len(subsets(f"{here}/{name}")[0].gold) == 2
         assert remote.fetched(f"{here}/c.txt").is_file() and whitenedcse.Run(f"{here}/r").path.is_absolute()
         for name, place in {"WHITENEDCSE_CACHE": sources.cache, "WHITENEDCSE_DATA": sources.roots}.items():
             monkeypatch.setenv(name, f"{here}/x")

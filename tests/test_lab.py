@@ -18,14 +18,11 @@ def made_up(experiment, system, seed):
     random = np.random.default_rng([len(experiment), *system.encode(), seed])
     level = 60 + 2 * len(experiment) / 12 + len(system) / 5
     tests = {row: level + more + random.normal(size=7) for row, more in ((AS_IS, 0), (AFTER, 1))}
-    rows = [
-        {
-            "name": row,
-            "sts": {"tasks": {task: {"all": x} for task, x in zip(TASKS, values, strict=True)}},
-            "transfer": {"tasks": {t: {"accuracy": 100 - x} for t, x in zip(TRANSFER, values, strict=True)}},
-        }
-        for row, values in tests.items()
-    ]
+    rows = []
+    for row, values in tests.items():
+        sts = {task: {"all": x} for task, x in zip(TASKS, values, strict=True)}
+        transfer = {task: {"accuracy": 100 - x} for task, x in zip(TRANSFER, values, strict=True)}
+        rows.append({"name": row, "sts": {"tasks": sts}, "transfer": {"tasks": transfer}})
     best = {f"dev/{name}": random.random() for name in ("alignment", "uniformity", "effective_rank")}
     dev = {"best": level, "values_best": best | {"dev/variance_top1": random.random()}}
     return {"experiment": experiment, "system": system, "seed": seed, "dev": dev, "rows": rows}

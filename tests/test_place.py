@@ -11,17 +11,8 @@ import torch.distributed as dist
 
 from whitenedcse.distributed import Place, check_alone, is_first, placed, shared
 
-NAMES = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "LOCAL_RANK",
-    "SLURM_LOCALID",
-    "SLURM_NTASKS",
-    "SLURM_PROCID",
-    "SLURM_NNODES",
-)
-NAMES += ("TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT")
+NAMES = "RANK WORLD_SIZE LOCAL_WORLD_SIZE LOCAL_RANK SLURM_LOCALID SLURM_NTASKS SLURM_PROCID SLURM_NNODES"
+NAMES = (*NAMES.split(), "TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @pytest.fixture(autouse=True)

@@ -200,13 +200,7 @@ def test_an_option_of_ones_own_is_a_class_and_its_settings(tmp_path):
             {key: v for key, v in settings.items() if key != "_partial_"}, tmp_path / f"{name}.yaml"
         )
     words = [f"{group}=own" for group in ("head", "optim", "monitor", "trainer", "logger")]
-    words += [
-        "--config-dir",
-        ".",
-        "trainer.max_steps=1",
-        "data.sample=64",
-        "data.batch_size=16",
-        "tasks=none",
-    ]
+    words += ["trainer.max_steps=1", "data.sample=64", "data.batch_size=16", "tasks=none"]
+    words += ["--config-dir", "."]
     result = started("train.py", *words, "run=own", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

@@ -13,7 +13,6 @@ from programs import started
 
 from whitenedcse.app import config
 from whitenedcse.app.config import CONF, CURES, check_keys, check_words, fits, message, nearest
-from whitenedcse.run import flat
 
 LOSS = {"_target_": "whitenedcse.training.loss.ContrastiveLoss", "form": "l1", "temperature": 0.05}
 
@@ -30,19 +29,11 @@ def checked(script, *words, folder=None):
 
 def test_what_the_package_brings_passes():
     """Each option and system is bound to its signature in tests/test_architecture.py."""
-    for words in (
-        [],
-        ["+experiment=bert_base"],
-        ["+experiment=lab_minilm", "+system=covariance"],
-        ["+experiment=pretrain"],
-    ):
-        checked("train", *words)
-    for words in (
-        [],
-        ["protocol=bert_whitening"],
-        ["postprocess=soft_zca", "pooling=first_last", "tasks=all"],
-    ):
-        checked("evaluate", *words)
+    for words in ("", "+experiment=bert_base", "+experiment=lab_minilm +system=covariance"):
+        checked("train", *words.split())
+    checked("train", "+experiment=pretrain")
+    for words in ("", "protocol=bert_whitening", "postprocess=soft_zca pooling=first_last tasks=all"):
+        checked("evaluate", *words.split())
 
 
 def test_a_key_that_nothing_reads_is_refused_with_the_nearest_wherever_it_is(tmp_path):
@@ -149,15 +140,13 @@ def test_a_class_of_ones_own_takes_over_nothing_from_the_class_that_it_replaces(
     }.items():
         Path(group).mkdir()
         Path(group, "own.yaml").write_text(text)
-    for word, kept in (
-        ("+experiment=own", ("margin", 0.1)),
-        ("+system=own", ("temperature", 0.4)),
-        ("loss=own", ("margin", 0.5)),
-    ):
-        assert checked("train", word, folder=tmp_path)["loss"] == {
-            "_target_": "own_margin.Margin",
-            kept[0]: kept[1],
-        }
+    kept = {
+        "+experiment=own": {"margin": 0.1},
+        "+system=own": {"temperature": 0.4},
+        "loss=own": {"margin": 0.5},
+    }
+    for word, settings in kept.items():
+        assert checked("train", word, folder=tmp_path)["loss"] == {"_target_": "own_margin.Margin"} | settings
     with pytest.raises(ValueError, match=r"no setting 'loss\.margn'; the nearest is 'loss\.margin'"):
         checked("train", own, "+loss.margn=1")
     with pytest.raises(ValueError, match=r"loss\._target_=no\.Where is no function or class to import"):
@@ -244,12 +233,10 @@ def test_every_setting_of_a_script_s_own_has_a_type():
         assert own <= config.TYPES.keys()
 
 
-@pytest.mark.parametrize(("passes", "repetition"), [(2, "${scratch:${when:${data.passes},1,0.0,0.3},0.0}")])
-def test_random_weights_learn_from_views_that_differ_by_more_than_dropout(passes, repetition):
+def test_random_weights_learn_from_views_that_differ_by_more_than_dropout():
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        small, whole = (
-            compose("train", ["run=x", *words]) for words in ([], ["encoder=bert_base", "data.passes=1"])
-        )
+        small, whole = (compose("train", ["run=x", *words]) for words in ([], ["encoder=bert_base"]))
+        one = compose("train", ["run=x", "data.passes=1"])
     assert (small.data.repetition, small.loss.temperature, small.head.dense) == (0.3, 0.15, False)
     assert (whole.data.repetition, whole.loss.temperature, whole.head.dense) == (0.0, 0.05, True)
-    assert flat(OmegaConf.to_container(small))["data.repetition"] == repetition
+    assert one.data.repetition == 0.0  # one pass has no views to differ

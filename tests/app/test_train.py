@@ -91,9 +91,8 @@ def test_all_that_a_run_leaves_is_on_the_disk_before_the_scores_have_their_name(
     monkeypatch.setattr(os, "replace", replaced)
     monkeypatch.setattr("whitenedcse.report.tables.training_grid", lambda dev: "")
     train.ended(config(), run, {"best": 1.0}, [metrics])
-    wanted = [("sync", "metrics.csv")]
-    for name in ("scores.json",):
-        wanted += [("sync", draft_of(run.path / name).name), ("name", name), ("sync", "run")]
+    draft = draft_of(run.path / "scores.json").name
+    wanted = [("sync", "metrics.csv"), ("sync", draft), ("name", "scores.json"), ("sync", "run")]
     assert told == wanted and Run(run.path).scores == {"dev": {"best": 1.0}}
 
 
@@ -108,15 +107,15 @@ def test_a_run_without_tests_proposes_those_that_fit_its_dev_set(capsys, tmp_pat
         assert shlex.split(words) == ["whitenedcse", "evaluate", "model='outputs/a b'", *tests]
 
 
-@pytest.mark.parametrize(("cores", "given", "each"), [(8, None, 4), (1, None, 1), (9, None, 4), (8, "3", 8)])
-def test_ranks_share_the_cores_unless_told_otherwise(cores, given, each, monkeypatch):
-    set_to = [cores]
-    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
-    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+def test_ranks_share_the_cores_unless_told_otherwise(monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    if given:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
-    train.share_cores()
-    assert set_to[-1] == each
+    for cores, given, each in ((8, None, 4), (1, None, 1), (9, None, 4), (8, "3", 8)):
+        set_to = [cores]
+        monkeypatch.setattr(torch, "get_num_threads", lambda cores=cores: cores)
+        monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if given:
+            monkeypatch.setenv("OMP_NUM_THREADS", given)
+        train.share_cores()
+        assert set_to[-1] == each

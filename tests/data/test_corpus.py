@@ -16,13 +16,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from whitenedcse.data.corpus import Corpus, fingerprint, is_hub_id, read, rows, texts
 from whitenedcse.data.files import blank, fields, in_quotes
 
-FRAME = pandas.DataFrame(
-    {
-        "id": [0, 1, 2, 3],
-        "b": ['He said "no" twice', "six\u2028six", " acht ü", '"all"'],
-        "a": ["one, two", "tab\there", "two\nlines", "x"],
-    }
-)
+FRAME = pandas.DataFrame({"id": [0, 1, 2, 3]})
+FRAME["b"] = ['He said "no" twice', "six\u2028six", " acht ü", '"all"']
+FRAME["a"] = ["one, two", "tab\there", "two\nlines", "x"]
 PAIRS = list(zip(FRAME["a"], FRAME["b"], strict=True))
 COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
 KINDS = ("csv", "tsv", "jsonl", "json", "parquet")
@@ -190,9 +186,8 @@ def test_a_corpus_is_streamed(tmp_path):
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "columns", "words"),
-    [
+def test_bad_input_is_named_with_its_place(tmp_path):
+    for name, data, columns, words in (
         ("x.txt", "a\n", ["t"], "plain text has no columns"),
         ("x.txt", "a\nb\xe9".encode("latin1"), [], "x.txt: not UTF-8 .*iconv"),
         ("x.txt", "a\nb".encode("utf-16-le"), [], "x.txt: not UTF-8 .*NUL"),
@@ -204,11 +199,9 @@ def test_a_corpus_is_streamed(tmp_path):
         ("x.jsonl", '{"a": "x"}\n{"a" "y"}\n', ["a"], "x.jsonl:2: not JSON"),
         ("x.jsonl", '{"a": "\\ud800"}\n', ["a"], "x.jsonl:1: not JSON"),
         ("x.jsonl", "[1]\n", ["a"], "x.jsonl:1: an object with fields expected"),
-    ],
-)
-def test_bad_input_is_named_with_its_place(tmp_path, name, data, columns, words):
-    with pytest.raises(ValueError, match=words):
-        sentences(written(tmp_path / name, data), *columns)
+    ):
+        with pytest.raises(ValueError, match=words):
+            sentences(written(tmp_path / name, data), *columns)
 
 
 def test_a_hub_data_set_is_read_like_a_file_and_what_is_nowhere_says_so(tmp_path, monkeypatch):
@@ -217,9 +210,8 @@ def test_a_hub_data_set_is_read_like_a_file_and_what_is_nowhere_says_so(tmp_path
     monkeypatch.setattr(datasets, "load_dataset", lambda name, **how: asked.append((name, how)) or data)
     assert sentences("owner/name", "a", "b") == PAIRS
     assert asked == [("owner/name", {"split": "train", "streaming": True})]
-    assert [is_hub_id(x) for x in ("name", "owner/name", "x.txt", "a/b/c", "s3://x")] == [True, True] + [
-        False
-    ] * 3
+    names = ("name", "owner/name", "x.txt", "a/b/c", "s3://x")
+    assert [*map(is_hub_id, names)] == [True, True, False, False, False]
 
     def fails(*_, **__):
         raise RuntimeError("gone")

@@ -13,6 +13,7 @@ from whitenedcse.data import tokens
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.tokens import token_ids, tokenised
 from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.ragged import rows as listed
 from whitenedcse.serving.fit import fitted
 from whitenedcse.serving.readout import readout
 from whitenedcse.serving.search import Index, build
@@ -22,10 +23,6 @@ LENGTH = 8
 
 def oracle(sentence, tokenizer, length=LENGTH):
     return tokenizer(sentence, truncation=True, max_length=length)["input_ids"]
-
-
-def rows_of(batch):
-    return [batch.ids[a:b].tolist() for a, b in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)]
 
 
 @pytest.fixture
@@ -45,8 +42,8 @@ def test_a_batch_of_rows_is_what_the_tokenizer_says_of_each(corpus, lines, token
         monkeypatch.setattr(tokens, "BLOCK", batch)
         rows = tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path / "cache", prompt=prompt)
         index = np.array([1299, 0, 7, 7, 513])
-        assert rows_of(rows.rows(index, [0])) == [oracle(prompt + lines[i], tokenizer) for i in index]
-        assert rows_of(rows.rows(np.arange(1300), [0])) == [oracle(prompt + s, tokenizer) for s in lines]
+        assert listed(rows.rows(index, [0])) == [oracle(prompt + lines[i], tokenizer) for i in index]
+        assert listed(rows.rows(np.arange(1300), [0])) == [oracle(prompt + s, tokenizer) for s in lines]
         lost = sum(len(tokenizer(prompt + line)["input_ids"]) > LENGTH for line in lines)
         assert (len(rows), rows.ids.dtype, rows.counts.kept, rows.truncated) == (1300, np.uint16, 1300, lost)
     assert token_ids(lines[:9], tokenizer, LENGTH) == [oracle(line, tokenizer) for line in lines[:9]]
@@ -59,7 +56,7 @@ def test_columns_follow_one_another_whole(lines, tokenizer, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = tokenised(Corpus(str(path), ("a", "b", "c")), tokenizer, LENGTH, cache_dir=tmp_path / "cache")
     index, wanted = np.array([3, 98]), [rows[3]["c"], rows[98]["c"], rows[3]["a"], rows[98]["a"]]
-    assert rows_of(found.rows(index, [2, 0])) == [oracle(text, tokenizer) for text in wanted]
+    assert listed(found.rows(index, [2, 0])) == [oracle(text, tokenizer) for text in wanted]
 
 
 def test_a_slow_tokenizer_a_large_vocabulary_and_no_tokens_work_too(lines, tokenizer, monkeypatch):
@@ -146,7 +143,7 @@ def test_a_text_without_tokens_of_its_own_is_blank_everywhere(bert, tmp_path):
     assert tokens.wordless(mixed, bert.tokenizer) == [False, True] * 8
     rows = tokenised(Corpus(str(path)), bert.tokenizer, LENGTH, cache_dir=tmp_path / "cache")
     assert (len(rows), rows.counts.kept, rows.counts.blank, rows.counts.total) == (8, 8, 8, 16)
-    assert rows_of(rows.rows(np.arange(8), [0])) == [oracle(text, bert.tokenizer) for text in SENTENCES]
+    assert listed(rows.rows(np.arange(8), [0])) == [oracle(text, bert.tokenizer) for text in SENTENCES]
     pairs = tmp_path / "x.jsonl"
     pairs.write_text("".join(json.dumps({"a": mixed[0], "b": text}) + "\n" for text in mixed))
     two = tokenised(Corpus(str(pairs), ("a", "b")), bert.tokenizer, LENGTH, cache_dir=tmp_path / "cache")
@@ -156,9 +153,8 @@ def test_a_text_without_tokens_of_its_own_is_blank_everywhere(bert, tmp_path):
     build(tmp_path / "index", embedder, Corpus(str(path)))
     for one in (index, Index.load(tmp_path / "index")):
         hits = one.query(mixed, 1)
-        assert [[hit.id for hit in found] for found in hits] == [
-            [str(i)] if i % 2 == 0 else [] for i in range(16)
-        ]
+        wanted = [[str(i)] if i % 2 == 0 else [] for i in range(16)]
+        assert [[hit.id for hit in found] for found in hits] == wanted
     fit, same = Postprocess("whitening"), Postprocess("whitening").fit(embedder.encode(SENTENCES))
     assert fitted(fit, embedder, Corpus(str(path)))["texts"] == 8
     np.testing.assert_allclose(fit.mean, same.mean, atol=1e-6)

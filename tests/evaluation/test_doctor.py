@@ -118,19 +118,16 @@ def test_one_damaged_line_makes_a_task_wrong_and_is_named(tmp_path):
         assert re.search(why, found.why) and "\n" not in found.why, found.why
 
 
-@pytest.mark.parametrize(
-    ("task", "files", "why"),
-    [
+def test_an_empty_file_is_wrong(tmp_path):
+    for task, files, why in (
         ("STS13", [STS13.format("input"), STS13.format("gs")], "FNWN: 0 scored pairs, 189 published"),
-        ("RTE", ["rte/dev.tsv"], "{}/rte/dev.tsv: 0 rows, not the 277"),
-    ],
-)
-def test_an_empty_file_is_wrong(tmp_path, task, files, why):
-    copy(tmp_path, files[0].rpartition("/")[0])
-    for file in files:
-        write(tmp_path / file, "")
-    found = finding(tmp_path, task)
-    assert found.verdict == "wrong" and found.why.startswith(why.format(tmp_path))
+        ("RTE", ["rte/dev.tsv"], f"{tmp_path}/rte/dev.tsv: 0 rows, not the 277"),
+    ):
+        copy(tmp_path, files[0].rpartition("/")[0])
+        for file in files:
+            write(tmp_path / file, "")
+        found = finding(tmp_path, task)
+        assert found.verdict == "wrong" and found.why.startswith(why)
 
 
 def test_latin_1_questions_are_no_fault(tmp_path):
@@ -151,9 +148,8 @@ def test_missing_files_are_listed_with_the_way_to_get_them(tmp_path):
     assert found["wiki1m"].why.endswith("to get it: whitenedcse data fetch wiki1m")
     assert found["wiki1m_like"].why.endswith(f"{tmp_path}/wiki; it cannot be downloaded: put it there")
     copy(tmp_path / "senteval", "STS/STSBenchmark")  # now a fetch would find this folder, and do nothing
-    assert finding(tmp_path, "STS13").why.endswith(
-        "any senteval.tar away, then: whitenedcse data fetch senteval"
-    )
+    cure = "any senteval.tar away, then: whitenedcse data fetch senteval"
+    assert finding(tmp_path, "STS13").why.endswith(cure)
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path):
@@ -164,25 +160,24 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path):
 TRIPLETS = b'sent0,sent1,hard_neg\na,b,c\na,b,\na,b,c\n"a,",b,c\n'
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "data", "verdict", "why"),
-    [
-        ("wiki1m", "wiki1m_for_simcse.txt", b"a\nb\n\nb\n", "ok", ""),
-        ("wiki1m", "wiki1m_for_simcse.txt", b"a\nb\n\n", "wrong", "3 rows, 4 published"),
-        ("wiki1m", "wiki1m_for_simcse.txt", b"a\nb\xff\n", "wrong", "not UTF-8"),
-        ("wiki1m_like", "wiki/wiki1m_like.txt.bz2", bz2.compress(b"a\nb\n\nb\n"), "ok", ""),
-        ("wiki1m_like", "wiki/wiki1m_like.txt.bz2", bz2.compress(b"a\nb\n")[:-9], "wrong", "cannot be read"),
-        ("nli_for_simcse", "nli_for_simcse.csv", TRIPLETS, "ok", ""),
-        ("nli_for_simcse", "nli_for_simcse.csv", b"sent0,sent1\na,b\n", "wrong", "no column 'hard_neg'"),
-    ],
-)  # fmt: skip
-def test_a_corpus_is_counted_with_its_blank_rows(tmp_path, monkeypatch, name, file, data, verdict, why):
-    monkeypatch.setitem(doctor.ROWS, name, 4)
-    write(tmp_path / file, data)
-    found = finding(tmp_path, name)
-    assert found.verdict == verdict and why in found.why
-    if verdict == "ok":
-        assert found.rows == 4
+def test_a_corpus_is_counted_with_its_blank_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "ROWS", dict.fromkeys(doctor.ROWS, 4))
+    like = "wiki/wiki1m_like.txt.bz2"
+    for i, (name, file, data, why) in enumerate(
+        [
+            ("wiki1m", "wiki1m_for_simcse.txt", b"a\nb\n\nb\n", ""),
+            ("wiki1m", "wiki1m_for_simcse.txt", b"a\nb\n\n", "3 rows, 4 published"),
+            ("wiki1m", "wiki1m_for_simcse.txt", b"a\nb\xff\n", "not UTF-8"),
+            ("wiki1m_like", like, bz2.compress(b"a\nb\n\nb\n"), ""),
+            ("wiki1m_like", like, bz2.compress(b"a\nb\n")[:-9], "cannot be read"),
+            ("nli_for_simcse", "nli_for_simcse.csv", TRIPLETS, ""),
+            ("nli_for_simcse", "nli_for_simcse.csv", b"sent0,sent1\na,b\n", "no column 'hard_neg'"),
+        ]
+    ):
+        write(tmp_path / str(i) / file, data)
+        found = finding(tmp_path / str(i), name)
+        assert found.verdict == ("wrong" if why else "ok") and why in found.why
+        assert why or found.rows == 4
 
 
 def test_a_copy_with_the_known_checksums_is_ok_and_one_without_is_named(tmp_path, monkeypatch):

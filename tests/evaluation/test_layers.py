@@ -162,8 +162,18 @@ def test_every_two_layers_are_scored_with_and_without_whitening(planes, index):
             assert got[state, str(whitening), "average"] == pytest.approx(np.mean(rows, axis=0), abs=1e-8)
 
 
-def test_every_set_of_layers_is_scored_and_the_best_of_each_size_found(planes, index):
+def test_every_set_of_layers_is_scored_and_the_best_of_each_size_found(planes, index, monkeypatch):
+    """Two sets at a time, as memory is bounded: the longest task has 51 pairs, which are 102 cells."""
+    seen, by_mask = [], layers.cosines_by_mask
+
+    def spied(planes, rows):
+        cosines = by_mask(planes, rows)
+        return lambda masks: seen.append(len(masks) * rows.shape[1]) or cosines(masks)
+
+    monkeypatch.setattr(layers, "cosines_by_mask", spied)
+    monkeypatch.setattr(layers, "CELLS", 102)
     got = layers.subsets(planes, index)
+    assert len(seen) == 3 * 8 and max(seen) == 102
     table = by_column(got.records, "layers")
     sets = [s for size in range(1, L + 1) for s in combinations(range(L), size)]
     assert (len(table), got.largest, got.complete) == (15 * 4, L, True)
@@ -176,19 +186,18 @@ def test_every_set_of_layers_is_scored_and_the_best_of_each_size_found(planes, i
         averages[s] = np.mean(scores, axis=0)
         assert table[str(list(s)), "average"] == pytest.approx(averages[s], abs=1e-8)
     for column, mean in enumerate(("all", "mean", "wmean")):
-        best = [
-            max((s for s in sets if len(s) == k), key=lambda s: averages[s][column]) for k in (1, 2, 3, 4)
-        ]
+        of_size = [[s for s in sets if len(s) == k] for k in (1, 2, 3, 4)]
+        best = [max(some, key=lambda s: averages[s][column]) for some in of_size]
         rows = layers.best_of_each_size(got.records, mean)
         assert [(row["size"], tuple(row["layers"])) for row in rows] == [(len(s), s) for s in best]
 
 
-@pytest.mark.parametrize(("limit", "largest"), [(15, 4), (14, 3), (13, 2), (1, 2)])
-def test_sizes_are_left_out_rather_than_some_sets_of_a_size(planes, index, limit, largest, monkeypatch):
-    monkeypatch.setattr(layers, "LIMIT", limit)
-    got = layers.subsets(planes, index)
-    assert (got.largest, got.complete) == (largest, largest == L)
-    assert {len(row["layers"]) for row in got.records} == set(range(1, largest + 1))
+def test_sizes_are_left_out_rather_than_some_sets_of_a_size(planes, index, monkeypatch):
+    for limit, largest in ((15, 4), (14, 3), (13, 2), (1, 2)):
+        monkeypatch.setattr(layers, "LIMIT", limit)
+        got = layers.subsets(planes, index)
+        assert (got.largest, got.complete) == (largest, largest == L)
+        assert {len(row["layers"]) for row in got.records} == set(range(1, largest + 1))
 
 
 def test_a_subset_of_no_direction_is_none_and_never_the_best(planes, index):

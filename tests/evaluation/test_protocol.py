@@ -84,10 +84,8 @@ def evaluated(world, monkeypatch, tmp_path, *arguments, cache=None):
     monkeypatch.setenv("WHITENEDCSE_CACHE", cache or str(world / "cache"))
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    tasks = ["tasks.names=[STS12,STS-B,SICK-R]", "draws=20", "run=x"]
-    monkeypatch.setattr(
-        sys, "argv", [str(ROOT / "evaluate.py"), f"model={world / 'model'}", *tasks, *arguments]
-    )
+    words = [f"model={world / 'model'}", "tasks.names=[STS12,STS-B,SICK-R]", "draws=20", "run=x"]
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "evaluate.py"), *words, *arguments])
     runpy.run_path(sys.argv[0], run_name="__main__")
     return json.loads((tmp_path / "outputs/x/scores.json").read_text())
 
@@ -175,20 +173,15 @@ def test_bert_whitening_weighs_subsets_and_whitens_on_train_dev_and_test(world, 
     for task in ("STS12", "STS-B", "SICK-R"):
         subsets = script.read(task)
         parts = ["test"] if task == "STS12" else ["train", "dev", "test"]
-        own = [
-            embed(text) for part in parts for s in script.read(task, part) for a, b, _ in s for text in (a, b)
-        ]
+        read = (subset for part in parts for subset in script.read(task, part))
+        own = [embed(text) for subset in read for a, b, _ in subset for text in (a, b)]
+        texts = [embed(text) for text in lines]
         fits = [(raw, None), (target, kernel(own)), (target_k, kernel(own, 5))]
-        fits += [
-            (row, kernel([embed(text) for text in lines], k)) for row, k in ((corpus, None), (corpus_k, 5))
-        ]
+        fits += [(corpus, kernel(texts)), (corpus_k, kernel(texts, 5))]
         for row, fitted in fits:
             values = [correlation(s, cosines(s, embed, fitted)) for s in subsets]
             expected = np.average(values, weights=[len(s) for s in subsets])
-            assert row["sts"]["tasks"][task]["wmean"] == pytest.approx(expected, abs=1e-6), (
-                task,
-                row["name"],
-            )
+            assert row["sts"]["tasks"][task]["wmean"] == pytest.approx(expected, abs=1e-6), row["name"]
 
 
 @pytest.mark.slow
@@ -251,9 +244,8 @@ def test_each_sentence_is_encoded_once_whatever_is_asked_of_its_layers(world, mo
 
 
 def test_rows_whose_corpus_is_not_here_are_left_out_aloud(monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        "whitenedcse.evaluation.protocol.located", lambda _: (_ for _ in ()).throw(FileNotFoundError("gone"))
-    )
+    gone = lambda _: (_ for _ in ()).throw(FileNotFoundError("gone"))  # noqa: E731
+    monkeypatch.setattr("whitenedcse.evaluation.protocol.located", gone)
     rows = [
         {"name": "a"},
         {"name": "b", "map": {"kind": "zca"}, "fit": "nli"},
@@ -261,11 +253,8 @@ def test_rows_whose_corpus_is_not_here_are_left_out_aloud(monkeypatch, tmp_path)
     ]
     protocol = Protocol("x", "all", "as_is", None, 0, rows)
     kept, said = chosen(protocol, {"kind": "whitening", "k": 3}, "target")
-    assert [(row.name, setting(row.fit)) for row in kept] == [
-        ("a", ""),
-        ("c", "transductive"),
-        ("whitening-3 (target)", "transductive"),
-    ]
+    fits = [("a", ""), ("c", "transductive"), ("whitening-3 (target)", "transductive")]
+    assert [(row.name, setting(row.fit)) for row in kept] == fits
     assert said == ["left out 'b': gone"]
     mistyped = [*rows, {"name": "d", "map": {"kind": "zca"}, "fit": "wik1m.txt"}]
     with pytest.raises(FileNotFoundError, match="gone"):  # not a name of this library's: mistyped
@@ -278,11 +267,8 @@ def test_rows_whose_corpus_is_not_here_are_left_out_aloud(monkeypatch, tmp_path)
     assert chosen(protocol, Postprocess("pca").settings, "year")[0][-1].name == "pca (year)"
     rows.append({**rows[2], "layers": [0]})
     twice = Protocol("x", "all", "as_is", None, 0, [*rows, rows[2], rows[0]])  # such as where fit=target
-    assert [(row.name, row.layers) for row in chosen(twice, None, "target")[0]] == [
-        ("a", (-1,)),
-        ("c", (-1,)),
-        ("c", [0]),
-    ]
+    layers = [(row.name, row.layers) for row in chosen(twice, None, "target")[0]]
+    assert layers == [("a", (-1,)), ("c", (-1,)), ("c", [0])]
 
 
 def test_a_transform_beside_rows_with_poolings_is_fitted_to_the_pooling_of_the_last():

@@ -43,27 +43,24 @@ def tasks():
     return {"A": [subset("p", 20, 0), subset("q", 7, 1), subset("r", 40, 2)], "B": [subset("p", 15, 3)]}
 
 
-@pytest.mark.parametrize("scale", [1, 1e-20])  # small differences are no constant
-def test_spearman_is_the_correlation_of_mean_ranks(scale):
+def test_spearman_is_the_correlation_of_mean_ranks():
     gold, similarity = np.array([1.0, 1, 2, 3, 3, 5]), np.array([0.1, 0.4, 0.4, 0.3, 0.9, 0.8])
     expected = 100 * np.corrcoef(rankdata(gold), rankdata(similarity))[0, 1]
-    assert spearman(gold, scale * similarity).value == pytest.approx(expected, abs=1e-10)
+    for scale in (1, 1e-20):  # small differences are no constant
+        assert spearman(gold, scale * similarity).value == pytest.approx(expected, abs=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("gold", "similarity", "why"),
-    [
+def test_an_undefined_correlation_is_a_reason_and_never_a_number():
+    for gold, similarity, why in (
         ([1, 2, 3], [0.5, 0.5, 0.5], "similarity is constant"),
         ([1, 2, 3], [1, 1 - 2e-16, 1 + 2e-16], "similarity is constant"),
         ([4, 4, 4], [0.1, 0.2, 0.3], "gold is constant"),
         ([1, 2, 3], [0.1, np.nan, np.inf], "similarity is not finite in 2 of 3 pairs"),
         ([1, np.nan, 3], [0.1, 0.2, 0.3], "gold is not finite in 1 of 3 pairs"),
         ([1], [0.1], "1 pairs are too few"),
-    ],
-)
-def test_an_undefined_correlation_is_a_reason_and_never_a_number(gold, similarity, why):
-    for correlation in (spearman, pearson):
-        assert correlation(np.array(gold), np.array(similarity)) == (None, why)
+    ):
+        for correlation in (spearman, pearson):
+            assert correlation(np.array(gold), np.array(similarity)) == (None, why)
 
 
 def test_pearson_is_scipys_in_every_aggregation_and_in_the_average(tasks):
@@ -77,9 +74,8 @@ def test_pearson_is_scipys_in_every_aggregation_and_in_the_average(tasks):
         by_hand = {"all": whole, "mean": np.mean(parts), "wmean": np.average(parts, weights=sizes)}
         expected[name] = by_hand
         assert got["tasks"][name]["pearson"] == pytest.approx(by_hand, abs=1e-9)
-        assert [p["pearson"] for p in got["tasks"][name]["subsets"].values()] == pytest.approx(
-            parts, abs=1e-9
-        )
+        found = [part["pearson"] for part in got["tasks"][name]["subsets"].values()]
+        assert found == pytest.approx(parts, abs=1e-9)
     average = {mean: np.mean([e[mean] for e in expected.values()]) for mean in ("all", "mean", "wmean")}
     assert got["avg"]["pearson"] == pytest.approx(average, abs=1e-9)
     assert got["avg"]["all"] != pytest.approx(average["all"], abs=0.1)  # Spearman's
@@ -132,17 +128,13 @@ def test_evaluation_equals_a_loop_over_pairs_with_scipy(tasks):
         assert got["avg"][key] == pytest.approx(expected)
 
 
-def test_encode_is_called_once_with_every_sentence_once(tasks):
-    calls = []
-    evaluate(tasks, lambda sentences: calls.append(sentences) or encode(sentences))
-    every = {text for subsets in tasks.values() for s in subsets for text in s.left + s.right}
-    assert [sorted(call) for call in calls] == [sorted(every)]
-
-
 def test_scores_and_what_is_encoded_do_not_depend_on_the_order_of_tasks(tasks):
-    turned = dict(reversed(tasks.items()))
+    turned, calls = dict(reversed(tasks.items())), []
     assert pairs_index(turned)[0] == pairs_index(tasks)[0]
-    assert evaluate(turned, encode) == evaluate(tasks, encode)
+    spy = lambda sentences: calls.append(sentences) or encode(sentences)  # noqa: E731
+    assert evaluate(turned, spy) == evaluate(tasks, encode)
+    every = {text for subsets in tasks.values() for s in subsets for text in s.left + s.right}
+    assert [sorted(call) for call in calls] == [sorted(every)]  # once with every sentence once
 
 
 def test_zero_vectors_are_counted_and_a_result_without_a_number_is_still_json(tasks):
@@ -158,25 +150,19 @@ def test_zero_vectors_are_counted_and_a_result_without_a_number_is_still_json(ta
     assert json.loads(json.dumps(got, allow_nan=False)) == got
 
 
-@pytest.mark.parametrize("value", [1.0, np.nan, np.inf])
-def test_a_collapsed_or_broken_encoder_never_gets_a_score(tasks, value):
-    def collapsed(sentences):
-        return np.linspace(1, 9, len(sentences))[:, None] * np.full((1, 5), value, np.float32)
+def test_a_collapsed_or_broken_encoder_never_gets_a_score(tasks):
+    for value in (1.0, np.nan, np.inf):
+        row = np.full((1, 5), value, np.float32)
+        collapsed = lambda texts, row=row: np.linspace(1, 9, len(texts))[:, None] * row  # noqa: E731
+        assert evaluate(tasks, collapsed)["avg"]["all"] is None
 
-    assert evaluate(tasks, collapsed)["avg"]["all"] is None
 
-
-@pytest.mark.parametrize(
-    ("pairs", "message"),
-    [
-        ({}, "nothing to score"),
-        ({"A": []}, "nothing to score"),
-        ({"A": [subset("p", 5, 0), subset("p", 5, 1)]}, "two subsets of a task share a name: p, p"),
-    ],
-)
-def test_tasks_without_pairs_are_refused(pairs, message):
-    with pytest.raises(ValueError, match=message):
-        evaluate(pairs, encode)
+def test_tasks_without_pairs_are_refused():
+    for pairs in ({}, {"A": []}):
+        with pytest.raises(ValueError, match="nothing to score"):
+            evaluate(pairs, encode)
+    with pytest.raises(ValueError, match="two subsets of a task share a name: p, p"):
+        evaluate({"A": [subset("p", 5, 0), subset("p", 5, 1)]}, encode)
 
 
 def test_a_pair_becomes_its_difference_and_its_product():

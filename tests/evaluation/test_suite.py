@@ -52,9 +52,8 @@ def test_a_prefix_scores_as_the_first_channels_do_and_is_fitted_to_nothing(tasks
     agenda = plan(tasks, [], nothing)
     got = result_of(agenda, partial(Postprocess, kind="prefix", k=2)).scores["sts"]
     plain = evaluate(tasks, lambda sentences: np.float32([vector(t)[:2] for t in sentences]))
-    assert {name: task["all"] for name, task in got["tasks"].items()} == pytest.approx(
-        {name: task["all"] for name, task in plain["tasks"].items()}
-    )
+    one, other = ({name: task["all"] for name, task in x["tasks"].items()} for x in (got, plain))
+    assert one == pytest.approx(other)
 
 
 def test_vectors_as_they_are_score_as_the_plain_evaluation(tasks):
@@ -89,9 +88,8 @@ def test_whitening_equals_the_formula_by_hand_on_what_each_transform_is_fitted_t
     for name, subsets in tasks.items():
         fit = own(subsets) if on == "year" else corpus
         cosines = [whitened_by_hand(fit, s.left, s.right) for s in subsets]
-        for s, mine, number in zip(
-            subsets, cosines, got.scores["sts"]["tasks"][name]["subsets"].values(), strict=True
-        ):
+        found = got.scores["sts"]["tasks"][name]["subsets"].values()
+        for s, mine, number in zip(subsets, cosines, found, strict=True):
             assert number["spearman"] == pytest.approx(100 * spearmanr(s.gold, mine).statistic, abs=1e-6)
         assert got.items[name] == pytest.approx(np.concatenate(cosines), abs=1e-6)
 
@@ -118,11 +116,8 @@ def test_an_interval_is_that_of_a_loop_over_resampled_pairs(tasks):
     assert interval == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=1e-9)
     assert got.scores["sts"]["avg"]["interval"]["all"] == pytest.approx(interval, abs=1e-9)  # of one task
     (one,) = list(got.scores["sts"]["tasks"]["A"]["subsets"].values())[2:]
-    part = slice(32, 72)
-    drawn = [
-        100 * spearmanr(np.repeat(gold[part], c[part]), np.repeat(similarity[part], c[part])).statistic
-        for c in counts
-    ]
+    pair = gold[32:72], similarity[32:72]
+    drawn = [100 * spearmanr(*(np.repeat(x, c[32:72]) for x in pair)).statistic for c in counts]
     assert one["interval"] == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=1e-9)
 
 
@@ -138,9 +133,8 @@ def test_an_interval_depends_on_the_content_of_a_task_and_not_on_its_name(tasks)
 
     def intervals(pairs, labelled):
         agenda = plan({pairs: tasks["A"], labelled: texts}, [], nothing)
-        scores = result_of(
-            agenda, classify=lambda x, y, _: (np.where(np.arange(40) < 9, 1 - y, y), 0.0)
-        ).scores
+        classify = lambda x, y, _: (np.where(np.arange(40) < 9, 1 - y, y), 0.0)  # noqa: E731
+        scores = result_of(agenda, classify=classify).scores
         transfer = scores["transfer"]
         return [
             *(scores["sts"]["tasks"][pairs]["interval"][mean] for mean in ("all", "mean", "wmean")),
@@ -184,9 +178,8 @@ def test_labelled_texts_reach_the_classifier_in_order_and_rte_its_threshold(task
 def test_a_file_called_rte_is_classified_as_any_other(tasks):
     words = [f"w{i}" for i in range(30)]
     file = Labelled("RTE", (words,), np.arange(30) % 2, ["no", "yes"], None)
-    got = evaluated(
-        system(agenda := plan({"x/RTE.tsv": file}, [], nothing)), agenda, lambda x, y, _: (y, 5.0), 100
-    )
+    agenda = plan({"x/RTE.tsv": file}, [], nothing)
+    got = evaluated(system(agenda), agenda, lambda x, y, _: (y, 5.0), 100)
     assert got.scores["transfer"]["tasks"]["x/RTE.tsv"]["accuracy"] == 100 and "rte" not in got.scores
 
 
@@ -194,11 +187,8 @@ def test_geometry_is_of_sts_b_where_there_is_one_with_pairs_above_four_as_positi
     agenda = plan({"A": tasks["A"], "STS-B": tasks["B"]}, [], nothing)
     got = result_of(agenda).scores["geometry"]
     positives = [(a, b) for a, b, g in zip(*tasks["B"][0][1:4], strict=True) if g > 4]
-    unit = {
-        t: vector(t).astype(np.float32) / np.linalg.norm(vector(t).astype(np.float32))
-        for p in positives
-        for t in p
-    }
+    x = {text: vector(text).astype(np.float32) for pair in positives for text in pair}
+    unit = {text: row / np.linalg.norm(row) for text, row in x.items()}
     expected = np.mean([((unit[a] - unit[b]) ** 2).sum() for a, b in positives])
     assert (got["task"], got["alignment"]) == ("STS-B", pytest.approx(expected, abs=1e-5))
     assert got["positives"] == {"above": 4, "scale": [0, 5], "n": len(positives), "of": 25}
@@ -215,9 +205,10 @@ def test_zero_vectors_are_counted_and_other_shapes_refused(tasks):
         evaluated(System(x[:3]), agenda, None, 20)
 
 
-@pytest.mark.parametrize(
-    ("make", "on", "defined"),
-    [
+def test_whitening_on_no_more_sentences_than_components_has_no_score(monkeypatch):
+    few = Subset("p", ["s0", "s1", "s2", "s0"], ["s3", "s4", "s5", "s6"], np.array([0.0, 3, 1, 4]))
+    monkeypatch.setattr("whitenedcse.evaluation.suite.own_texts", lambda on, name, case: own([few]))
+    for make, on, defined in (
         (WHITENING, "target", False),
         (partial(Postprocess, kind="zca"), "year", False),
         (partial(WHITENING, k=4), "target", True),
@@ -226,19 +217,15 @@ def test_zero_vectors_are_counted_and_other_shapes_refused(tasks):
         (partial(Postprocess, kind="pca"), "target", True),
         (WHITENING, "c", True),  # other sentences than those whose cosines are scored
         (None, "", True),
-    ],
-)
-def test_whitening_on_no_more_sentences_than_components_has_no_score(make, on, defined, monkeypatch):
-    few = Subset("p", ["s0", "s1", "s2", "s0"], ["s3", "s4", "s5", "s6"], np.array([0.0, 3, 1, 4]))
-    monkeypatch.setattr("whitenedcse.evaluation.suite.own_texts", lambda on, name, case: own([few]))
-    agenda = plan({"A": [few]}, [on] if on else [], lambda _: [f"c{i}" for i in range(6)])
-    result = result_of(agenda, make, on)
-    task = result.scores["sts"]["tasks"]["A"]
-    assert (task["all"] is not None) == defined and (np.ptp(result.items["A"]) > 1e-9) == defined
-    assert (result.scores["geometry"]["alignment"] is not None) == defined
-    if not defined:  # seven points in six dimensions, as the corners of a simplex
-        x = make().fit(system(agenda).x).transform(system(agenda).x)
-        unit = x / np.linalg.norm(x, axis=1, keepdims=True)
-        assert unit @ unit.T == pytest.approx(np.where(np.eye(7), 1, -1 / 6), abs=1e-6)
-        assert task["why"] == "whitened on its own 7 sentences, too few for 6 components"
-        assert result.scores["sts"]["avg"]["all"] is None and "A" in result.scores["sts"]["avg"]["why"]
+    ):
+        agenda = plan({"A": [few]}, [on] if on else [], lambda _: [f"c{i}" for i in range(6)])
+        result = result_of(agenda, make, on)
+        task = result.scores["sts"]["tasks"]["A"]
+        assert (task["all"] is not None) == defined and (np.ptp(result.items["A"]) > 1e-9) == defined
+        assert (result.scores["geometry"]["alignment"] is not None) == defined
+        if not defined:  # seven points in six dimensions, as the corners of a simplex
+            x = make().fit(system(agenda).x).transform(system(agenda).x)
+            unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+            assert unit @ unit.T == pytest.approx(np.where(np.eye(7), 1, -1 / 6), abs=1e-6)
+            assert task["why"] == "whitened on its own 7 sentences, too few for 6 components"
+            assert result.scores["sts"]["avg"]["all"] is None and "A" in result.scores["sts"]["avg"]["why"]

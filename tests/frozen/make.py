@@ -41,6 +41,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from tests.exported import by_onnxruntime, by_sentence_transformers
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CORPUS = ROOT / "data" / "quickstart" / "sentences.txt"
@@ -54,18 +56,15 @@ Json = Any
 
 def protocols() -> Json:
     """Scores of a tiny encoder under each protocol."""
-    found = {}
+    found, white = {}, {"k": 8, "fit": str(CORPUS), "sample": None}
     with folder() as here:
         tiny(here / "tiny")
         sets = {"bundled": ["quickstart/test"]}
         sets |= {"seven": SEVEN} if os.environ.get("WHITENEDCSE_DATA") else {}
-        for protocol, (name, tasks) in itertools.product(
-            ("simcse", "whiteningbert", "bert_whitening"), sets.items()
-        ):
-            more = {"k": 8, "fit": str(CORPUS), "sample": None} if protocol == "bert_whitening" else {}
-            found[f"{protocol}, {name}"] = scores(
-                here / "tiny", here / protocol / name, tasks, protocol, **more
-            )
+        for protocol, more in {"simcse": {}, "whiteningbert": {}, "bert_whitening": white}.items():
+            for name, tasks in sets.items():
+                made = scores(here / "tiny", here / protocol / name, tasks, protocol, **more)
+                found[f"{protocol}, {name}"] = made
     return found
 
 
@@ -219,15 +218,13 @@ def ranks() -> Json:
     import torch
     from safetensors.torch import load_file
 
-    words = [
-        f"data=file data.corpus={CORPUS} encoder=pretrained encoder.path=tiny monitor=held_out tasks=none"
-    ]
-    words += ["trainer.max_steps=6 trainer.log_every_n_steps=1 trainer.precision=64-true data.batch_size=32"]
+    words = f"data=file data.corpus={CORPUS} encoder=pretrained encoder.path=tiny monitor=held_out tasks=none"
+    words += " trainer.max_steps=6 trainer.log_every_n_steps=1 trainer.precision=64-true data.batch_size=32"
     found: dict[str, Any] = {}
     with folder() as here:
         tiny(here / "tiny", dropout=0.0)
         for count in (1, 2):
-            script(here, "train", f"run=r{count}", f"trainer.devices={count}", *" ".join(words).split())
+            script(here, "train", f"run=r{count}", f"trainer.devices={count}", *words.split())
         losses = [column(here / f"outputs/r{count}/metrics.csv", "train/loss") for count in (1, 2)]
         states = [load_file(here / f"outputs/r{count}/best/model.safetensors") for count in (1, 2)]
     found["loss"] = losses[1]
@@ -235,9 +232,7 @@ def ranks() -> Json:
     found["losses differ by less than 1e-12"] = most < 1e-12
     difference = max(torch.dist(states[0][name], states[1][name], p=torch.inf).item() for name in states[0])
     found["weights differ by less than 1e-7"] = difference < 1e-7  # they are stored in float32
-    sys.stderr.write(
-        f"2 ranks against 1: losses differ by {most:.1e} of their size, weights by {difference:.1e}\n"
-    )
+    sys.stderr.write(f"2 ranks against 1: losses differ by {most:.1e}, weights by {difference:.1e}\n")
     return found
 
 
@@ -246,31 +241,18 @@ def exports() -> Json:
     import whitenedcse
 
     texts = ["a man is playing a guitar", "The old river is near the town.", "word"]
-    lines = CORPUS.read_text().splitlines()[:400]
-    found = {}
+    lines, found = CORPUS.read_text().splitlines()[:400], {}
     with folder() as here:
         tiny(here / "tiny")
-        for pooling in ("mean",):
-            plain = whitenedcse.Embedder.load(here / "tiny", pooling)
-            fit = whitenedcse.Postprocess("whitening").fit(plain.encode(lines))
-            for name, embedder in {
-                "plain": plain,
-                "whitened": whitenedcse.whitened(plain, fit, k=12),
-            }.items():
-                found[f"{pooling}, {name}, embedder"] = few(embedder.encode(texts))
-                for to, read in READERS.items():
-                    if (name, to) != ("whitened", "transformers"):  # whose directory holds the encoder alone
-                        out = here / f"{pooling}-{name}-{to}"
-                        whitenedcse.export(embedder, out, to)
-                        found[f"{pooling}, {name}, {to}"] = read(out, texts)
+        plain = whitenedcse.Embedder.load(here / "tiny", "mean")
+        fit = whitenedcse.Postprocess("whitening").fit(plain.encode(lines))
+        for name, embedder in {"plain": plain, "whitened": whitenedcse.whitened(plain, fit, k=12)}.items():
+            found[f"mean, {name}, embedder"] = few(embedder.encode(texts))
+            for to, read in READERS.items():
+                if (name, to) != ("whitened", "transformers"):  # whose directory holds the encoder alone
+                    whitenedcse.export(embedder, out := here / f"{name}-{to}", to)
+                    found[f"mean, {name}, {to}"] = read(out, texts)
     return found
-
-
-def read_st(out: Path, texts: list[str]) -> Json:
-    """Vectors by sentence-transformers."""
-    from sentence_transformers import SentenceTransformer
-
-    return few(SentenceTransformer(str(out), device="cpu").encode(texts))
 
 
 def read_transformers(out: Path, texts: list[str]) -> Json:
@@ -281,18 +263,11 @@ def read_transformers(out: Path, texts: list[str]) -> Json:
     return few(AutoModel.from_pretrained(out).eval()(**tokens).last_hidden_state[:, 0])
 
 
-def read_onnx(out: Path, texts: list[str]) -> Json:
-    """Vectors by ONNX Runtime."""
-    import onnxruntime
-    from transformers import AutoTokenizer
-
-    tokens = AutoTokenizer.from_pretrained(out)(texts, padding=True, return_tensors="np")
-    session = onnxruntime.InferenceSession(str(next(out.rglob("*.onnx"))))
-    given = {one.name: tokens[one.name] for one in session.get_inputs()}
-    return few(session.run(None, given)[0])
-
-
-READERS = {"sentence-transformers": read_st, "transformers": read_transformers, "onnx": read_onnx}
+READERS = {
+    "sentence-transformers": lambda out, texts: few(by_sentence_transformers(out, texts)),
+    "transformers": read_transformers,
+    "onnx": lambda out, texts: few(by_onnxruntime(out, texts)),
+}
 
 
 def reports() -> Json:
@@ -385,9 +360,8 @@ def weights(path: Path) -> str:
     from safetensors.torch import load_file
 
     tensors = [tensor for file in sorted(path.glob("*.safetensors")) for tensor in load_file(file).values()]
-    parts = sorted(
-        hashlib.sha256(x.contiguous().numpy().tobytes()).hexdigest() for x in tensors if x.numel() > 1
-    )
+    contents = (x.contiguous().numpy().tobytes() for x in tensors if x.numel() > 1)
+    parts = sorted(hashlib.sha256(content).hexdigest() for content in contents)
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
@@ -406,9 +380,7 @@ def script(here: Path, name: str, *words: str) -> str:
     """What train.py prints in a folder. Raises RuntimeError where it fails."""
     done = subprocess.run([*python(name), *words], cwd=here, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(
-            f"{name}.py {' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-        )
+        raise RuntimeError(f"{name}.py {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout + done.stderr
 
 
@@ -468,21 +440,17 @@ def read(key: str) -> Json:
 
 def main() -> int:
     """Compute the parts named, and compare or write them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
-    parser.add_argument(
-        "--write", action="store_true", help="write the files in place of comparing with them"
-    )
+    parser.add_argument("--write", action="store_true", help="write the files, compare nothing")
     given, wrong = parser.parse_args(), 0
     for name in given.parts or PARTS:
         tolerance = TOLERANCE.get(name, 1e-11)
         with redirect_stdout(sys.stderr):
             now = rounded(json.loads(json.dumps(PARTS[name]())), tolerance)
-        for key, value in (
-            {f"{name}-{key}": now[key] for key in now} if name == "reports" else {name: now}
-        ).items():
+        several = {f"{name}-{key}": now[key] for key in now} if name == "reports" else {name: now}
+        for key, value in several.items():
             if given.write:
                 written(key, value)
             found = [] if given.write else differences(read(key), value, tolerance)

@@ -53,9 +53,7 @@ def naive(q, k, v, settings):
             channels = slice(h * D // HEADS, (h + 1) * D // HEADS)
             scores = q[mine, channels] @ k[start : start + length, channels].T / math.sqrt(D / HEADS)
             weights = scores.softmax(dim=-1)
-            weights = (
-                weights if mask is None else weights * mask[h, : len(weights), :length].to(weights.dtype)
-            )
+            weights = weights if mask is None else weights * mask[h, : len(weights), :length].to(q.dtype)
             heads.append(weights @ v[start : start + length, channels])
         out.append(torch.cat(heads, dim=-1))
         start += length
@@ -162,9 +160,8 @@ def test_a_layer_on_a_gpu_takes_four_fifths_of_the_python_of_a_padded_one(monkey
     layout = packed.Layout(batch, None, None, len(batch.ids), batch.n, None, bounds(batch), 0)
     monkeypatch.setattr(packed, "laid_out", lambda *_: layout)
     drop = torch.nn.functional.dropout
-    monkeypatch.setattr(
-        packed, "dropped", lambda x, p, _, onto: drop(x, p) if onto is None else drop(x, p) + onto
-    )
+    plain = lambda x, p, _, onto: drop(x, p) if onto is None else drop(x, p) + onto  # noqa: E731
+    monkeypatch.setattr(packed, "dropped", plain)
     monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", lambda q, k, v, *_: (q + k + v,))
     stub = lambda q, k, v, **_: q + k + v  # noqa: E731
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", stub)

@@ -81,16 +81,12 @@ def test_a_decoder_is_known_by_what_its_first_token_sees(kind, tokenizer):
     assert any_encoder(kind, tokenizer).causal == (kind in DECODERS)
 
 
-def test_a_bert_told_to_be_a_decoder_is_one(tokenizer):
+def test_a_bert_told_to_be_a_decoder_is_one_and_none_by_dropout(tokenizer):
     shape = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 2}
     config = BertConfig(**shape, num_attention_heads=2, is_decoder=True)
     encoder = Encoder(BertModel(config, add_pooling_layer=False).train(), tokenizer)
     assert encoder.causal and encoder.backbone.training  # in the mode it was
-
-
-def test_a_trained_mode_encoder_with_dropout_is_no_decoder_by_chance(tokenizer):
-    encoder = Encoder(backbone("bert", len(tokenizer)), tokenizer).train()
-    state = torch.get_rng_state()
+    encoder, state = Encoder(backbone("bert", len(tokenizer)), tokenizer).train(), torch.get_rng_state()
     assert not encoder.causal
     assert torch.equal(torch.get_rng_state(), state) and encoder.training  # nothing was drawn
 
@@ -119,22 +115,12 @@ def test_what_lies_above_the_highest_layer_is_what_no_gradient_of_it_reaches(kin
         assert bool(found) == (kind != "albert" or highest == 0)  # ALBERT's layers are one
 
 
-@pytest.mark.parametrize("layers", [[-1], [0, 3]])
-def test_nothing_lies_above_the_last_layer(encoder, layers):
-    assert encoder.unread(layers) == []
-
-
-def test_a_last_norm_is_above_every_layer_but_the_last(tokenizer):
-    encoder = encoder_of("modernbert", {}, tokenizer)
-    above = {id(weight) for weight in encoder.unread([2])}
-    assert id(encoder.backbone.final_norm.weight) in above
-
-
-def test_of_padded_and_packed_batches_the_same_lies_above(bert):
+def test_of_padded_and_packed_batches_the_same_lies_above_and_nothing_above_the_last_layer(bert):
     ways = []
     for batches in ("packed", "padded"):
         bert.batches = batches
         ways.append([id(weight) for weight in bert.unread([1])])
+        assert bert.unread([-1]) == bert.unread([0, 3]) == []
     assert ways[0] == ways[1] != []
     assert packed.fits(bert.backbone)
 

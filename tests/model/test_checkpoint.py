@@ -150,9 +150,7 @@ def test_a_head_of_a_users_own_class_is_left_out_of_the_checkpoint(bert, tmp_pat
             setattr(embedder.head, part, torch.nn.Sequential(torch.nn.Identity()))
             with pytest.raises(ValueError, match=f"embedding={embedding} .*Sequential, which a checkpoint"):
                 embedder.save(tmp_path / part)
-    with pytest.raises(
-        ValueError, match="the head is a Identity, which must be a subclass of ProjectionHead"
-    ):
+    with pytest.raises(ValueError, match="the head is a Identity, which must be a subclass of Project"):
         embedder_of(bert, head=torch.nn.Identity())
 
 
@@ -162,8 +160,6 @@ def test_a_checkpoint_of_a_version_before_is_refused_in_one_line_that_names_it(b
     content = json.loads((directory / "whitenedcse.json").read_text())
     del content["whitenedcse"]
     (directory / "whitenedcse.json").write_text(json.dumps(content))
-    with pytest.raises(
-        ValueError, match=r"whitenedcse.json was written by version 0\.2\.0 or before"
-    ) as error:
+    with pytest.raises(ValueError, match=r"whitenedcse.json was written by version 0\.2\.0 or") as error:
         Embedder.load(directory)
     assert "\n" not in str(error.value) and checkpoint.noted_step(directory) is None

@@ -84,13 +84,13 @@ def test_position_limit_comes_from_the_config_where_the_tokenizer_has_none(token
         tokenizer.model_max_length = limit
 
 
-def test_small_bert_knows_the_words_of_its_corpus(tmp_path):
-    (tmp_path / "corpus.txt").write_text("\n".join(SENTENCES))
-    encoder = small_bert(
-        corpus=str(tmp_path / "corpus.txt"), columns=[], vocabulary=300, layers=1, width=8, heads=2
-    )
-    ids = token_ids(["The BAKER eats bread"], encoder.tokenizer, 32)[0]
-    assert encoder.tokenizer.convert_ids_to_tokens(ids) == ["[CLS]", "the", "baker", "eats", "bread", "[SEP]"]
+def test_small_bert_knows_the_words_of_its_corpus_or_their_pieces(tmp_path):
+    (tmp_path / "corpus.txt").write_text("\n".join(SENTENCES * 10))
+    made = {"corpus": str(tmp_path / "corpus.txt"), "vocabulary": 300, "layers": 1, "width": 8, "heads": 2}
+    words, pieces = (small_bert(**made, pieces=kind).tokenizer for kind in ("words", "bpe"))
+    ids = token_ids(["The BAKER eats bread"], words, 32)[0]
+    assert words.convert_ids_to_tokens(ids) == ["[CLS]", "the", "baker", "eats", "bread", "[SEP]"]
+    assert len(words) < 100 and 256 < len(pieces) <= 300
 
 
 def test_a_vocabulary_keeps_the_commonest_words_and_spells_the_rest():
@@ -107,22 +107,12 @@ def test_byte_pairs_know_every_text_and_put_special_tokens_around_it(tmp_path):
     assert ids[0] == tokenizer.cls_token_id and ids[-1] == tokenizer.sep_token_id
     assert tokenizer.unk_token_id not in ids
     assert tokenizer.decode(ids, skip_special_tokens=True).split() == ["lowest", "naive", *"日本", "🙂!"]
-    assert (
-        tokenizer("low")["input_ids"] == tokenizer("LOW")["input_ids"]
-        and len(tokenizer("low")["input_ids"]) == 3
-    )
+    low = tokenizer("low")["input_ids"]
+    assert low == tokenizer("LOW")["input_ids"] and len(low) == 3
     tokenizer.save_pretrained(tmp_path)
     again = AutoTokenizer.from_pretrained(tmp_path)
-    assert (
-        again("Lowest naïve 日本 🙂!")["input_ids"] == ids and again.mask_token_id == tokenizer.mask_token_id
-    )
-
-
-def test_an_encoder_from_scratch_takes_either_tokenizer(tmp_path):
-    (tmp_path / "c.txt").write_text("a cat sleeps\nthe dogs ran home\n" * 10)
-    made = {"corpus": str(tmp_path / "c.txt"), "layers": 1, "width": 8, "heads": 2}
-    sizes = [len(small_bert(**made, vocabulary=300, pieces=kind).tokenizer) for kind in ("words", "bpe")]
-    assert sizes[0] < 100 and 256 < sizes[1] <= 300
+    assert again("Lowest naïve 日本 🙂!")["input_ids"] == ids
+    assert again.mask_token_id == tokenizer.mask_token_id
 
 
 @pytest.mark.slow
@@ -136,9 +126,7 @@ def test_every_process_numbers_a_vocabulary_alike(tmp_path):
 
 
 def test_a_path_that_is_not_there_is_named():
-    with pytest.raises(
-        FileNotFoundError, match="no encoder in ./nowhere/encoder: there is no such directory"
-    ):
+    with pytest.raises(FileNotFoundError, match="no encoder in ./nowhere/encoder: there is no such dir"):
         folder("./nowhere/encoder")
     with pytest.raises(FileNotFoundError, match="no encoder in .*: it is a file; name its directory"):
         folder(__file__)
@@ -162,9 +150,8 @@ def test_an_encoder_comes_from_the_hub_without_the_pickle_beside_it_and_then_fro
     (tmp_path / "hub/someone/encoder" / "pytorch_model.bin").write_bytes(b"not asked for")
     monkeypatch.chdir(tmp_path)
     loaded = pretrained(path="someone/encoder")
-    assert torch.equal(
-        loaded.backbone.embeddings.word_embeddings.weight, bert.backbone.embeddings.word_embeddings.weight
-    )
+    words = (e.backbone.embeddings.word_embeddings.weight for e in (loaded, bert))
+    assert torch.equal(*words)
     assert not any("pytorch_model.bin" in path for path in hub)
     monkeypatch.setenv("HF_ENDPOINT", nowhere())  # the hub is gone
     assert folder("someone/encoder") == loaded.source
@@ -211,9 +198,7 @@ def test_an_encoder_that_the_hub_cannot_give_is_named_at_once(tmp_path, monkeypa
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("the client's own retries take 23 s"))
-    with pytest.raises(
-        FileNotFoundError, match="encoder bert-of-nobody: no directory.*name a local directory"
-    ):
+    with pytest.raises(FileNotFoundError, match="encoder bert-of-nobody: no directory.*name a local dir"):
         folder("bert-of-nobody")
 
 

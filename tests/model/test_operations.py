@@ -42,7 +42,7 @@ def test_a_frozen_linear_layer_gets_no_gradient(monkeypatch):
     assert_close(x.grad, layer.weight.sum(dim=0).expand(T, D))
 
 
-def test_a_layer_in_the_place_of_a_linear_one_is_called(monkeypatch):
+def test_a_layer_in_the_place_of_a_linear_one_is_called_and_autocast_is_kept(monkeypatch):
     class Adapted(nn.Linear):  # as LoRA puts one there
         def forward(self, x):
             return super().forward(x) + 1
@@ -50,6 +50,8 @@ def test_a_layer_in_the_place_of_a_linear_one_is_called(monkeypatch):
     monkeypatch.setattr(packed, "prefers_onednn", lambda: True)
     layer, x = Adapted(D, 7), rows().float()
     assert torch.equal(linear(layer, x), layer(x))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(nn.Linear(D, 7), x).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
@@ -78,9 +80,8 @@ def test_dropout_and_its_gradient_are_those_of_the_mask(kind, residual):
     grad = torch.randn_like(y)
     digits = {"atol": 1e-12, "rtol": {torch.bfloat16: 2**-8, torch.float32: 1e-6}.get(kind, 1e-12)}
     assert y.dtype == (onto.dtype if residual else kind)
-    assert_close(
-        y.double(), x.double() * factor + (onto.double() if residual else 0), **digits | {"atol": 1e-6}
-    )
+    wanted = x.double() * factor + (onto.double() if residual else 0)
+    assert_close(y.double(), wanted, **digits | {"atol": 1e-6})
     y.backward(grad)
     assert x.grad.dtype == kind
     assert_close(x.grad.double(), grad.double() * factor, **digits)
@@ -109,13 +110,4 @@ def test_dropout_is_off_in_eval_mode_and_at_zero():
     for layer in (nn.Dropout(0.5).eval(), nn.Dropout(0.0).train()):
         assert dropout(x, layer, 0) is x
         assert torch.equal(dropout(x, layer, 0, onto=onto), x + onto)
-
-
-def test_all_dropped_is_zero():
     assert not dropout(torch.ones(9, 9), nn.Dropout(1.0).train(), 0).any()
-
-
-def test_under_autocast_a_linear_layer_is_autocasts(monkeypatch):
-    monkeypatch.setattr(packed, "prefers_onednn", lambda: True)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert linear(nn.Linear(D, 7), rows().float()).dtype == torch.bfloat16

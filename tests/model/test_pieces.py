@@ -183,9 +183,8 @@ def test_threads_hold_no_more_copies_of_the_gradient_than_there_is_memory_for(mo
     weight, pieces = torch.nn.Parameter(torch.ones(3)), [ragged([[i, i]]) for i in range(16)]
     seen, copies = [], module_of_pieces.gradients
     monkeypatch.setattr(module_of_pieces, "cores", lambda: 16)
-    monkeypatch.setattr(
-        module_of_pieces, "gradients", lambda *given: seen.append(given[-1]) or copies(*given)
-    )
+    spy = lambda *given: seen.append(given[-1]) or copies(*given)  # noqa: E731
+    monkeypatch.setattr(module_of_pieces, "gradients", spy)
     for most, threads in ((1 << 30, 16), (5 * weight.nbytes, 5), (1, 2)):
         monkeypatch.setattr(module_of_pieces, "COPIES", most)
         seen.clear()

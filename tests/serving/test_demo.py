@@ -50,18 +50,14 @@ def test_neighbours_and_cosines_are_those_of_the_definition(demo, embedder):
 
 def test_the_page_computes_what_it_is_asked(demo, embedder):
     page = demo.page(trial := demo.Trial(embedder, TEXTS), "title")
-    search, compare = (
-        {f.api_name: f.fn for f in page.fns.values()}[name] for name in ("search", "similarity")
-    )
+    functions = {f.api_name: f.fn for f in page.fns.values()}
+    search, compare = functions["search"], functions["similarity"]
     plain, white = search(QUERY, 4)
     for table, k in ((plain, None), (white, 4)):
         assert table == [[f"{cosine:.4f}", text] for cosine, text in trial.nearest(QUERY, k, 10)]
     assert search("\u200b", 4) == [[], []] and compare("a", "\u200b", 4) == ""
-    said = f"{trial.cosine('a cat', 'a dog', None):.4f} as it is, "
-    assert (
-        compare("a cat", "a dog", 4)
-        == f"{said}{trial.cosine('a cat', 'a dog', 4):.4f} whitened to 4 components"
-    )
+    plain, white = (f"{trial.cosine('a cat', 'a dog', k):.4f}" for k in (None, 4))
+    assert compare("a cat", "a dog", 4) == f"{plain} as it is, {white} whitened to 4 components"
 
 
 def test_what_cannot_be_shown_is_one_line(demo, source, tmp_path, capsys, monkeypatch):

@@ -93,9 +93,8 @@ def test_what_is_there_is_not_encoded_again(job, monkeypatch):
     (Path(job.out) / "shard-00001.npy").unlink()
     assert state(job.out) == "17 of 24 rows of width 16"
     texts, encode_ = [], Embedder.encode
-    monkeypatch.setattr(
-        Embedder, "encode", lambda self, some, **k: texts.extend(some) or encode_(self, some, **k)
-    )
+    spy = lambda self, some, **more: texts.extend(some) or encode_(self, some, **more)  # noqa: E731
+    monkeypatch.setattr(Embedder, "encode", spy)
     encoded(job)
     assert texts == TEXTS[7:14]
 
@@ -136,7 +135,7 @@ def test_a_damaged_file_is_named_and_encoded_again_when_it_is_deleted(job):
         for place in range(0, len(before), max(1, len(before) // 9)):
             path.write_bytes(before[:place] + bytes([before[place] ^ 1]) + before[place + 1 :])
             with pytest.raises(
-                ValueError, match=r"(shard-0000\d.npy|manifest.json|digests-\w+.json) is damaged|lacks"
+                ValueError, match=r"(shard-0000\d.npy|manifest|digests-\w+).* is damaged|lacks"
             ):
                 vectors(job.out)
         path.write_bytes(before)
@@ -148,9 +147,7 @@ def test_a_damaged_file_is_named_and_encoded_again_when_it_is_deleted(job):
 def test_vectors_that_are_not_finite_are_refused(job, embedder):
     with torch.no_grad():
         embedder.encoder.backbone.embeddings.word_embeddings.weight[:] = torch.nan
-    with pytest.raises(
-        ValueError, match=r"NaN or infinity in the vector of row 0 of .*corpus.txt in float32"
-    ):
+    with pytest.raises(ValueError, match=r"NaN or infinity in the vector of row 0 of .*corpus.txt in floa"):
         encoded(Job(lambda: embedder, *list(vars(job).values())[1:]))
 
 

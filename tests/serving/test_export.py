@@ -125,10 +125,8 @@ def test_onnxruntime_gives_the_same_vectors_without_layers_that_pooling_does_not
 def test_head_pooler_prompt_and_counts_of_layers_travel(bert, tmp_path):
     head = ProjectionHead(width=16, whitening=None, dense=True, position="before")
     dense = embedder_of(bert, kind="pooler", head=head, embedding="dense").eval()
-    for embedder in (
-        dense.replaced(prompt="the "),
-        embedder_of(bert, kind="mean", layers=[-1, -1, 1]).eval(),
-    ):
+    layers = embedder_of(bert, kind="mean", layers=[-1, -1, 1]).eval()
+    for embedder in (dense.replaced(prompt="the "), layers):
         embedder = scaled(embedder, unit=True)
         export(embedder, tmp_path / "out", "sentence-transformers")
         assert_allclose(by_sentence_transformers(tmp_path / "out", ASKED), embedder.encode(ASKED), atol=1e-5)
@@ -208,9 +206,7 @@ def test_what_is_no_export_is_not_replaced(embedder, tmp_path):
     export(embedder, tmp_path / "run", "transformers", verify=False)
     (tmp_path / "run" / "config.yaml").write_text("seed: 0")  # as a run that was begun there
     for name in ("file", "folder", "run"):
-        with pytest.raises(
-            (ValueError, OSError), match="is a file, and|other than an export; choose another"
-        ):
+        with pytest.raises((ValueError, OSError), match="is a file, and|other than an export; choose"):
             export(embedder, tmp_path / name, "transformers", verify=False)
     with torch.no_grad():
         embedder.encoder.backbone.embeddings.word_embeddings.weight[:] = torch.nan
@@ -223,11 +219,7 @@ def test_a_missing_package_is_named_before_anything_is_written(embedder, tmp_pat
     monkeypatch.setattr(export_module, "find_spec", lambda name: None)
     for to, verify, cure in (
         ("onnx", False, r"needs onnx and onnxscript: pip install 'whitenedcse\[onnx\]'$"),
-        (
-            "sentence-transformers",
-            True,
-            r"'whitenedcse\[sentence-transformers\]', or do without: --no-verify$",
-        ),
+        ("sentence-transformers", True, r"'whitenedcse\[sentence-transformers\]', or .*: --no-verify$"),
     ):
         with pytest.raises(ValueError, match=cure):
             export(embedder, tmp_path / "out", to, verify=verify)

@@ -93,11 +93,8 @@ def test_the_command_writes_an_encoder_that_other_commands_read(with_bert, capsy
     said = capsys.readouterr().out
     for command in ("""whitenedcse export 'it'"'"'s found/model' EXPORT""", "whitenedcse evaluate 'model='"):
         assert command in said and "effective rank" in said
-    assert {path.name for path in (with_bert / "it's found").iterdir()} == {
-        "model",
-        "readouts.csv",
-        "readouts.png",
-    }
+    found = {path.name for path in (with_bert / "it's found").iterdir()}
+    assert found == {"model", "readouts.csv", "readouts.png"}
     x = Embedder.load("it's found/model").encode(LEFT[:2])
     assert np.isfinite(x).all()
 
@@ -108,12 +105,8 @@ def test_evaluate_py_scores_the_readout_that_pairs_choose_and_leaves_alone_what_
     luck = Subset("luck", LEFT, RIGHT, np.random.default_rng(1).normal(size=len(LEFT)))
     for name, pairs, gains in (("better", scored_by(embedder), True), ("luck", luck, False)):
         written(pairs, f"{name}.tsv")
-        settings = {
-            "protocol": "readout",
-            "pairs": f"{name}.tsv",
-            "fit": "my.txt",
-            "tasks.names": [f"{name}.tsv"],
-        }
+        settings = {"protocol": "readout", "pairs": f"{name}.tsv", "tasks.names": [f"{name}.tsv"]}
+        settings["fit"] = "my.txt"
         run = whitenedcse.evaluate("bert", settings=settings, output=f"outputs/{name}")
         plain, chosen = (row["sts"]["avg"]["all"] for row in run.results["rows"])
         found = readout(embedder, TEXTS, f"{name}.tsv")

@@ -45,7 +45,7 @@ def assert_found(hits, vectors, queries, top, texts=LINES):
             assert hit.text == texts[int(hit.id)] and -1 <= hit.cosine <= 1
 
 
-@pytest.mark.parametrize("part", [7, 20, 1 << 17])
+@pytest.mark.parametrize("part", [7, 1 << 17])
 def test_what_is_found_is_nearest_from_memory_and_from_disk_in_any_parts(
     embedder, corpus, tmp_path, part, monkeypatch
 ):
@@ -101,24 +101,13 @@ def test_encoded_vectors_are_taken_in_place_of_encoding(
         assert_allclose(*([[hit.cosine for hit in row] for row in hits] for hits in (a, b)), atol=2e-4)
     capsys.readouterr()
     (tmp_path / "other.txt").write_text("one\ntwo\n")
-    for wrong, message in (
-        (
-            [source, str(tmp_path / "other.txt")],
-            "holds vectors of .*corpus.txt, not of .*other.txt as it is now",
-        ),
-        ([*words, "--prompt", "the "], "holds vectors of another embedder"),
+    for text, more, message in (
+        (str(tmp_path / "other.txt"), [], "holds vectors of "),
+        (corpus.path, ["--prompt", "the "], "holds vectors of another embedder"),
     ):
-        asked = [
-            "search",
-            "build",
-            *wrong[:2],
-            str(tmp_path / "x"),
-            "--vectors",
-            str(tmp_path / "v1"),
-            *wrong[2:],
-        ]
-        assert cli.main(asked) == 2
-        assert message.partition(".*")[0] in capsys.readouterr().err and not (tmp_path / "x").exists()
+        asked = [source, text, str(tmp_path / "x"), "--vectors", str(tmp_path / "v1"), *more]
+        assert cli.main(["search", "build", *asked]) == 2
+        assert message in capsys.readouterr().err and not (tmp_path / "x").exists()
 
 
 def test_ids_are_unique_and_given_always_or_never(embedder, tmp_path):
@@ -150,9 +139,8 @@ def test_an_index_of_faiss_finds_most_of_what_is_nearest_and_a_text_itself(embed
     build(tmp_path / "index", small, Corpus(str(tmp_path / "c.txt")), factory=factory)
     build(tmp_path / "flat", small, Corpus(str(tmp_path / "c.txt")))
     asked = texts[::9]
-    found, whole = (
-        [{h.id for h in row} for row in Index.load(tmp_path / n).query(asked, 10)] for n in ("index", "flat")
-    )
+    hits = (Index.load(tmp_path / name).query(asked, 10) for name in ("index", "flat"))
+    found, whole = ([{hit.id for hit in row} for row in rows] for rows in hits)
     assert np.mean([len(a & b) / 10 for a, b in zip(found, whole, strict=True)]) > 0.8
     assert np.mean([str(i * 9) in row for i, row in enumerate(found)]) > 0.9
     assert extend(tmp_path / "index", Corpus(str(tmp_path / "c.txt"))) == (320, 320)
@@ -161,9 +149,7 @@ def test_an_index_of_faiss_finds_most_of_what_is_nearest_and_a_text_itself(embed
 def test_what_faiss_does_not_take_is_refused_before_encoding(embedder, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(search, "encode", None)
     for factory, why in (("PQ5", "multiple"), ("Nonsense", "could not parse")):
-        with pytest.raises(
-            ValueError, match=f"factory='{factory}' for vectors of width 16: FAISS says .*{why}"
-        ):
+        with pytest.raises(ValueError, match=f"factory='{factory}' for vectors of width 16: .*{why}"):
             build(tmp_path / "x", embedder, corpus, factory=factory)
     monkeypatch.undo()
     with pytest.raises(ValueError, match="FAISS cannot learn this index from 64 vectors"):
@@ -232,9 +218,7 @@ def test_threads_query_one_index(embedder, tmp_path):
     threads = [threading.Thread(target=lambda: found.append(index.query(SENTENCES, 20))) for _ in range(8)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
-    assert len(found) == 8 and all(
-        [[h.id for h in r] for r in f] == [[h.id for h in r] for r in wanted] for f in found
-    )
+    assert len(found) == 8 and all(hits == wanted for hits in found)
 
 
 def test_the_commands_number_rows_alike_and_do_not_repeat_a_query(source, corpus, tmp_path, capsys):
@@ -250,25 +234,15 @@ def test_the_commands_number_rows_alike_and_do_not_repeat_a_query(source, corpus
     assert list(csv.reader(io.StringIO(capsys.readouterr().out)))[0] == ["rank", "cosine", "id", "text"]
     table = tmp_path / "table.jsonl"
     table.write_text('{"key": 7, "text": "the cat"}\n{"key": "k2", "text": "a bird"}\n')
-    keyed = [
-        "search",
-        "build",
-        source,
-        str(table),
-        str(tmp_path / "keyed"),
-        "--columns",
-        "text",
-        "--ids",
-        "key",
-    ]
-    assert cli.main(keyed) == 0
-    assert cli.main(["search", "add", str(tmp_path / "keyed"), corpus.path]) == 2
+    keyed, names = str(tmp_path / "keyed"), ["--columns", "text", "--ids", "key"]
+    assert cli.main(["search", "build", source, str(table), keyed, *names]) == 0
+    assert cli.main(["search", "add", keyed, corpus.path]) == 2
     assert "have ids of their own" in capsys.readouterr().err
-    assert Index.load(tmp_path / "keyed").query(["the cat"], 1)[0][0].id == "7"
+    assert Index.load(keyed).query(["the cat"], 1)[0][0].id == "7"
     table.write_text('{"key": 8, "text": "a dog"}\n')
-    assert cli.main(["search", "add", *keyed[4:5], str(table), *keyed[5:]]) == 0
+    assert cli.main(["search", "add", keyed, str(table), *names]) == 0
     table.write_text('{"key": null, "text": "the cat"}\n')
-    assert cli.main([*keyed[:4], str(tmp_path / "null"), *keyed[5:]]) == 2
+    assert cli.main(["search", "build", source, str(table), str(tmp_path / "null"), *names]) == 2
     assert "an id is None: each text needs its own" in capsys.readouterr().err
     assert cli.main(["search", "add", index, corpus.path]) == 0
     assert f"60 texts and 60 more: {index}" in capsys.readouterr().out

@@ -3,7 +3,7 @@
 import fsspec
 import numpy as np
 import pytest
-from encoders import SENTENCES, embedder_of
+from encoders import SENTENCES
 
 from whitenedcse.app import cli, evaluate
 from whitenedcse.data import remote
@@ -41,12 +41,6 @@ def url(request, tmp_path, monkeypatch):
         fsspec.filesystem("s3").mkdir(name)
         return f"s3://{name}"
     return f"memory://{name}"
-
-
-@pytest.fixture
-def source(bert, tmp_path):
-    embedder_of(bert, kind="mean").eval().save(tmp_path / "encoder")
-    return str(tmp_path / "encoder")
 
 
 def put(url, text):

@@ -51,13 +51,8 @@ def test_a_printed_command_fills_its_rows_and_no_others(keys, tmp_path, tokenize
             table, before = published.tables()[key], set(home.rglob("scores.json"))
             for command in (parts := commands(table)):
                 words = shlex.split(command)
-                done = started(
-                    *words[words[0] == "python" :],
-                    cwd=home,
-                    prepared="programs:few_rows_and_a_hub",
-                    seconds=900,
-                    **environment,
-                )
+                given = {"cwd": home, "prepared": "programs:few_rows_and_a_hub", "seconds": 900}
+                done = started(*words[words[0] == "python" :], **given, **environment)
                 assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
             made = [file.parent for file in set(home.rglob("scores.json")) - before]
             wanted = [row["label"] for row in table["rows"] if (row["command"] or "").split(" && ") == parts]

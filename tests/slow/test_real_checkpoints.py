@@ -3,8 +3,6 @@
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -31,15 +29,11 @@ SICK_R = 77.15  # of SentEval's 4,927 test pairs; mteb's 77.58 is of all 9,927
 @pytest.mark.slow
 def test_minilm_scores_what_mteb_published(tmp_path):
     model, names = Path(PACKAGE.origin).parent / "model", ",".join([*MTEB, "SICK-R"])
-    subprocess.run(
-        [sys.executable, str(ROOT / "evaluate.py"), f"model={model}", f"tasks.names=[{names}]", "run=minilm"],
-        cwd=tmp_path,
-        env=os.environ | {"WHITENEDCSE_DATA": str(DATA)},
-        check=True,
-    )
-    tasks = json.loads((tmp_path / "outputs" / "minilm" / "scores.json").read_text())["rows"][0]["sts"][
-        "tasks"
-    ]
+    words = [f"model={model}", f"tasks.names=[{names}]", "run=minilm"]
+    done = started("evaluate.py", *words, cwd=tmp_path, seconds=1200, WHITENEDCSE_DATA=str(DATA))
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "outputs" / "minilm" / "scores.json").read_text())["rows"]
+    tasks = row["sts"]["tasks"]
     for name, published in (MTEB | {"SICK-R": SICK_R}).items():
         assert tasks[name]["all"] == pytest.approx(published, abs=0.02), name
 
@@ -68,10 +62,8 @@ def test_whitening_of_real_embeddings_is_the_papers_formula_in_numpy(tmp_path, m
         u, s, _ = np.linalg.svd(np.cov(x.T))
         kept = s > 1e-12 * s[0]  # one axis of this encoder is empty: dividing by its 1e-16 would be noise
         kernel = u[:, kept] @ np.diag(1 / np.sqrt(s[kept]))
-        for row, (left, right) in (
-            (raw, (a, b)),
-            (whitened, ((a - x.mean(0)) @ kernel, (b - x.mean(0)) @ kernel)),
-        ):
+        white = ((a - x.mean(0)) @ kernel, (b - x.mean(0)) @ kernel)
+        for row, (left, right) in ((raw, (a, b)), (whitened, white)):
             cosine = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
             cosine = cosine.round(12)  # equal sentences tie at 1, which the norms above miss by 1e-16
             expected = 100 * spearmanr(np.concatenate([s.gold for s in subsets]), cosine).statistic
@@ -83,9 +75,8 @@ def test_whitening_of_real_embeddings_is_the_papers_formula_in_numpy(tmp_path, m
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_the_encoder_of_the_repository_scores_what_its_page_says(pooling, tmp_path):
     """results/pretrain/README.md; the weights are float16 and computed with in float32."""
-    run = whitenedcse.evaluate(
-        ROOT / "results/pretrain/encoder", tasks=["STS-B"], pooling=pooling, output=tmp_path / "run"
-    )
+    encoder, asked = ROOT / "results/pretrain/encoder", {"tasks": ["STS-B"], "output": tmp_path / "run"}
+    run = whitenedcse.evaluate(encoder, pooling=pooling, **asked)
     page = json.loads((ROOT / f"results/pretrain/{pooling}.json").read_text())
     now, then = (scores["rows"][0]["sts"]["tasks"] for scores in (run.results, page))
     assert now["STS-B"]["all"] == pytest.approx(then["STS-B"]["all"], abs=0.02)

@@ -43,18 +43,9 @@ def test_mteb_scores_an_export_as_its_cosines_do(embedder, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     left, right = SENTENCES, SENTENCES[3:] + SENTENCES[:3]
     gold = [float(i * 5 % 8) for i in range(8)]
-    known = {
-        "name": "Made",
-        "description": "made",
-        "dataset": {"path": "local", "revision": "1"},
-        "type": "STS",
-    }
-    known |= {
-        "category": "t2t",
-        "eval_splits": ["test"],
-        "eval_langs": ["eng-Latn"],
-        "main_score": "cosine_spearman",
-    }
+    known = {"name": "Made", "description": "made", "type": "STS", "category": "t2t"}
+    known |= {"dataset": {"path": "local", "revision": "1"}, "eval_splits": ["test"]}
+    known |= {"eval_langs": ["eng-Latn"], "main_score": "cosine_spearman"}
 
     class Made(mteb.abstasks.AbsTaskSTS):
         metadata = mteb.TaskMetadata(**known)

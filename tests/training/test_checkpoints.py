@@ -43,21 +43,15 @@ def test_a_name_says_the_steps_and_the_checksum(folder):
         assert FILES.load_checkpoint(path)["global_step"] == int(step)
 
 
-def test_the_newest_two_are_kept_and_the_newest_is_found(folder):
+def test_the_newest_two_are_kept_and_the_newest_is_found_by_its_number(folder, tmp_path):
+    assert newest(tmp_path / "never", print) is None and step_of(None) == 0
     assert steps(folder) == [9, 12]
     assert found(folder) == (12, [])
     read = FILES.load_checkpoint(newest(folder, print))
     assert_close(read["state_dict"]["weight"], content(12)["state_dict"]["weight"], rtol=0, atol=0)
-
-
-def test_steps_are_numbers_not_words(tmp_path):
     for step in (99_999_999, 100_000_000):
-        FILES.save_checkpoint(content(step), tmp_path)
-    assert found(tmp_path) == (100_000_000, [])
-
-
-def test_before_the_first_one_there_is_none(tmp_path):
-    assert newest(tmp_path / "never", print) is None and step_of(None) == 0
+        FILES.save_checkpoint(content(step), folder)
+    assert found(folder) == (100_000_000, [])
 
 
 def flip(path):
@@ -85,13 +79,14 @@ def test_a_damaged_file_is_named_in_one_line_and_the_one_before_taken(folder, da
     assert damaged.exists()
 
 
-@pytest.mark.parametrize("name", ["last.ckpt", "step-99-0123456789abcdef.ckpt", "step-00000099.ckpt"])
-def test_a_foreign_file_is_named_and_ignored(folder, name):
-    (folder / name).write_bytes(b"mine")
-    step, (line,) = found(folder)
-    assert step == 12 and line.startswith(f"{folder / name} is no checkpoint")
-    FILES.save_checkpoint(content(15), folder)
-    assert (folder / name).read_bytes() == b"mine"
+def test_a_foreign_file_is_named_and_ignored(folder):
+    for name in ("last.ckpt", "step-99-0123456789abcdef.ckpt", "step-00000099.ckpt"):
+        (folder / name).write_bytes(b"mine")
+        step, (line,) = found(folder)
+        assert step == 12 and line.startswith(f"{folder / name} is no checkpoint")
+        FILES.save_checkpoint(content(12), folder)
+        assert (folder / name).read_bytes() == b"mine"
+        (folder / name).unlink()
 
 
 def test_if_all_are_damaged_the_way_out_is_said(folder):
@@ -109,8 +104,7 @@ def test_a_damaged_one_does_not_use_up_a_place_once_the_run_resumes(folder):
     assert found(folder) == (11, [])
 
 
-@pytest.mark.parametrize("draft", ["draft", ".draft.host-1.new"])
-def test_a_draft_of_a_killed_process_is_removed(folder, draft):
-    (folder / draft).write_bytes(b"half of")
-    assert found(folder) == (12, [])
-    assert not (folder / draft).exists()
+def test_a_draft_of_a_killed_process_is_removed(folder):
+    for draft in ("draft", ".draft.host-1.new"):
+        (folder / draft).write_bytes(b"half of")
+        assert found(folder) == (12, []) and not (folder / draft).exists()

@@ -42,9 +42,8 @@ class Counted:
 def test_evaluations_are_a_twentieth_of_the_main_job_at_most(precision, tokenizer, tmp_path, monkeypatch):
     """By tokens, every second evaluation being a new best, after which whitening is tried too."""
     read = []
-    monkeypatch.setattr(
-        module, "ragged_ids", lambda texts, *_: read.append(1) or ragged([[1] * WORDS] * len(texts))
-    )
+    ids = lambda texts, *_: read.append(1) or ragged([[1] * WORDS] * len(texts))  # noqa: E731
+    monkeypatch.setattr(module, "ragged_ids", ids)
     monkeypatch.setattr(module, "concentrated", lambda x: {})  # which is slow, and no GPU is here
     monkeypatch.setattr(module, "uniformity", lambda x: 0.0)
     monkeypatch.setattr(module.checkpoint, "save", lambda *_: None)
@@ -82,10 +81,9 @@ class Hungry:
 def test_a_step_that_runs_out_of_memory_says_its_batch_and_the_peak_in_one_line(bert, monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 78 * 2**30)
     rows = ragged(token_ids(SENTENCES, bert.tokenizer, 32))
-    data = LightningDataModule()
-    data.train_dataloader = lambda: DataLoader(
-        [Batch(concatenate([rows] * 2), None, 8)] * 2, batch_size=None, collate_fn=lambda batch: batch
-    )
+    data, batches = LightningDataModule(), [Batch(concatenate([rows] * 2), None, 8)] * 2
+    loader = DataLoader(batches, batch_size=None, collate_fn=lambda batch: batch)
+    data.train_dataloader = lambda: loader
     trainer = Trainer(chunk=None, accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False)
     with pytest.raises(torch.OutOfMemoryError) as caught:
         trainer.fit(ContrastiveTraining(embedder=embedder_of(bert), loss=Hungry(), views=2), data)

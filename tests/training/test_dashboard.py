@@ -78,9 +78,8 @@ def test_series_settings_scores_and_the_best_checkpoint_come_back(bare, tmp_path
     table = json.loads(path.read_text())
     assert table["columns"] == ["row", "A", "avg"]
     assert table["data"] == [["as it is", 70.5, 70.5], ["whitened (target)", None, None]]
-    made = {
-        record["artifact"]["type"]: record["artifact"] for record in records if record["type"] == "artifact"
-    }
+    artifacts = (record["artifact"] for record in records if record["type"] == "artifact")
+    made = {artifact["type"]: artifact for artifact in artifacts}
     assert [file["path"] for file in made["model"]["manifest"]["contents"]] == ["weights"]
     (waiting,) = made["run_table"]["manifest"]["contents"]  # for `wandb sync`
     assert Path(waiting["local_path"]).is_file()
@@ -110,9 +109,8 @@ def test_the_view_is_made_and_without_a_server_or_the_package_one_line_says_what
     ws = pytest.importorskip("wandb_workspaces.workspaces", exc_type=ImportError)
     seen = []
     bare.setenv("WANDB_ENTITY", "me")
-    bare.setattr(
-        ws.Workspace, "save", lambda self: seen.append(self) or (_ for _ in ()).throw(OSError("gone"))
-    )
+    gone = lambda self: seen.append(self) or (_ for _ in ()).throw(OSError("gone"))  # noqa: E731
+    bare.setattr(ws.Workspace, "save", gone)
     assert cli.main(["dashboard", "mine"]) == 2
     line = capsys.readouterr().err
     assert line.count("\n") == 1 and "the view of 'mine' was not saved: gone" in line

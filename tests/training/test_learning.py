@@ -24,9 +24,7 @@ ROOT = Path(__file__).parents[2]
 def test_one_batch_is_learnt_by_heart(bert, kind):
     seed_everything(0, verbose=False)
     settings = whitening(kind=kind, eps=1e-3) if kind else None
-    embedder = embedder_of(
-        bert, head=ProjectionHead(width=16, whitening=settings, dense=True, position="before")
-    ).train()
+    embedder = embedder_of(bert, head=ProjectionHead(16, whitening=settings)).train()
     batch = concatenate([ragged(token_ids(SENTENCES, bert.tokenizer, 32))] * 2)
     optimizer = torch.optim.AdamW(embedder.parameters(), lr=3e-3)
     losses = []

@@ -4,6 +4,7 @@ import io
 import signal
 import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -20,9 +21,8 @@ from whitenedcse.training.trainer import Safekeeping
 @pytest.fixture
 def keep(tmp_path):
     said = []
-    made = Safekeeping(
-        tmp_path / "run" / "checkpoints", 10.0, SimpleNamespace(every=5), "seed: 1\nviews: 3", said.append
-    )
+    folder, monitor = tmp_path / "run" / "checkpoints", SimpleNamespace(every=5)
+    made = Safekeeping(folder, 10.0, monitor, "seed: 1\nviews: 3", said.append)
     made.said = said
     return made
 
@@ -37,18 +37,15 @@ def test_it_ends_with_128_and_the_signal_even_where_nothing_requeues(keep, monke
     assert "run stopped after step 0; the same command resumes it" in keep.said[0]
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
+def test_ranks_with_other_settings_are_refused(keep, monkeypatch):
+    for other, words in (
         ("seed: 2\nviews: 3", "rank 1 has 'seed: 2' where rank 0 has 'seed: 1'"),
         ("seed: 1\nviews: 3\nmore: 4", "rank 1 has 'more: 4' where rank 0 has ''; every rank needs"),
         ("seed: 1", "rank 1 has '' where rank 0 has 'views: 3'"),
-    ],
-)
-def test_ranks_with_other_settings_are_refused(keep, monkeypatch, other, words):
-    monkeypatch.setattr(trainer, "everyones", lambda value: [value, other])
-    with pytest.raises(ValueError, match=words):
-        keep.setup(None, None, "fit")
+    ):
+        monkeypatch.setattr(trainer, "everyones", lambda value, other=other: [value, other])
+        with pytest.raises(ValueError, match=words):
+            keep.setup(None, None, "fit")
     monkeypatch.setattr(trainer, "everyones", lambda value: [value, value])
     keep.setup(None, None, "fit")
 
@@ -74,18 +71,9 @@ def test_after_the_last_step_signals_end_the_process_as_before(keep, asked):
 
     before, handled = [signal.getsignal(number) for number in trainer.ASKING], []
     keep.say, keep.monitor = (lambda text: None), SimpleNamespace(every=100)
-    made = trainer.Trainer(
-        chunk=None,
-        devices=1,
-        max_steps=2,
-        callbacks=[keep, LambdaCallback(on_train_end=keep.finish)],
-        logger=False,
-        accelerator="cpu",
-    )
-    if asked:
-        with pytest.raises(SystemExit, match=str(128 + asked)):
-            made.fit(Steps())
-    else:
+    callbacks = [keep, LambdaCallback(on_train_end=keep.finish)]
+    made = trainer.Trainer(chunk=None, max_steps=2, callbacks=callbacks, logger=False, accelerator="cpu")
+    with pytest.raises(SystemExit, match=str(128 + asked)) if asked else nullcontext():
         made.fit(Steps())
     assert handled == [[keep.hear] * 3] * 2 and keep.saved == 2
     assert [signal.getsignal(number) for number in trainer.ASKING] == before
@@ -103,9 +91,7 @@ def test_a_signal_while_the_last_checkpoint_is_written_leaves_it_whole(keep, mon
     monkeypatch.setattr(trainer.Checkpoints, "save_checkpoint", asked_to_stop)
     keep.say, keep.monitor = (said := []).append, SimpleNamespace(every=100)
     callbacks = [keep, LambdaCallback(on_train_end=keep.finish)]
-    made = trainer.Trainer(
-        chunk=None, devices=1, max_steps=2, callbacks=callbacks, logger=False, accelerator="cpu"
-    )
+    made = trainer.Trainer(chunk=None, max_steps=2, callbacks=callbacks, logger=False, accelerator="cpu")
     with pytest.raises(SystemExit, match=str(128 + number)):
         made.fit(BoringModel())
     assert [trainer.step_of(path) for path in trainer.written(keep.directory)] == [2]
@@ -125,10 +111,8 @@ def test_a_line_that_a_signal_interrupts_is_not_repeated(keep, monkeypatch):
     keep.say("step 7/12")
     while threading.active_count() > before:
         time.sleep(0.01)
-    assert terminal.file.getvalue().splitlines() == [
-        "step 7/12",
-        "stopping after this step, once its checkpoint is written",
-    ]
+    said = terminal.file.getvalue().splitlines()
+    assert said == ["step 7/12", "stopping after this step, once its checkpoint is written"]
 
 
 def test_a_run_that_fails_gives_the_signals_back(tmp_path):
@@ -153,11 +137,8 @@ def test_ranks_on_gpus_ask_each_other_for_signals_every_tenth_step(tmp_path, mon
         return [(0, False)] * 2
 
     monkeypatch.setattr("whitenedcse.training.trainer.everyones", told)
-    for device, world, steps in (
-        ("cuda", 2, [0, 10, 20]),
-        ("cpu", 2, [*range(25)]),
-        ("cuda", 1, [*range(25)]),
-    ):
+    every = [*range(25)]
+    for device, world, steps in (("cuda", 2, [0, 10, 20]), ("cpu", 2, every), ("cuda", 1, every)):
         keep, there = Safekeeping(tmp_path, 10, None, "", print), SimpleNamespace(device=torch.device(device))
         monkeypatch.setattr(torch, "full", lambda *_, **__: None)  # on the GPU
         trainer = SimpleNamespace(world_size=world, accumulate_grad_batches=1, global_step=0)
