@@ -104,9 +104,10 @@ def by_their_library(directory):
     return SentenceTransformer(str(directory), device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("prompt", "named"), [("the ", {"query": "a "}), ("", {"query": "", "document": "old "})]
-)
+NAMED = [("the ", {"query": "a "}), ("", {"query": "", "document": "old "})]
+
+
+@pytest.mark.parametrize(("prompt", "named"), NAMED)
 def test_sentence_transformers_uses_the_same_prompts(embedder, tmp_path, prompt, named):
     embedder = embedder.replaced(prompt=prompt, prompts=named)
     checkpoint.save(embedder, tmp_path / "best")
@@ -129,13 +130,11 @@ def test_sentence_transformers_uses_the_same_prompts(embedder, tmp_path, prompt,
         assert left.prompt_of(*names) == embedder.prompt_of(*names)
 
 
-@pytest.mark.parametrize(
-    "saved",
-    [
-        {"prompts": {"query": "a ", "document": "the "}},
-        {"prompts": {"sts": "red "}, "default_prompt_name": "sts"},
-    ],
-)
+SAVED = [{"prompts": {"query": "a ", "document": "the "}}]
+SAVED += [{"prompts": {"sts": "red "}, "default_prompt_name": "sts"}]
+
+
+@pytest.mark.parametrize("saved", SAVED)
 def test_the_prompts_of_a_model_of_that_library_are_read(embedder, tmp_path, saved):
     checkpoint.save(embedder, tmp_path / "plain")
     SentenceTransformer(str(tmp_path / "plain"), device="cpu", **saved).save(str(tmp_path / "theirs"))
@@ -150,22 +149,22 @@ def test_the_prompts_of_a_model_of_that_library_are_read(embedder, tmp_path, sav
         assert_allclose(queries, peer.encode_query(SENTENCES), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("config", "pooling", "message"),
-    [
-        ({"prompts": {"a": "x "}, "default_prompt_name": "b"}, {}, f"{CONFIG} is damaged .*'b' is not among"),
-        ({"prompts": {"a": "x "}}, {"include_prompt": False}, "pools the tokens after them alone"),
-    ],
-)
-def test_prompts_that_cannot_be_used_are_named(embedder, tmp_path, config, pooling, message):
-    checkpoint.save(embedder, tmp_path / "best")
-    for name in ("whitenedcse.json", "digests.json"):
-        (tmp_path / "best" / name).unlink()
-    (tmp_path / "best" / CONFIG).write_text(json.dumps(config))
-    (file,) = (tmp_path / "best").glob("*_Pooling/config.json")
-    file.write_text(json.dumps(json.loads(file.read_text()) | pooling))
-    with pytest.raises(ValueError, match=message):
-        Embedder.load(tmp_path / "best")
+def test_prompts_that_cannot_be_used_are_named(embedder, tmp_path):
+    damaged = {"prompts": {"a": "x "}, "default_prompt_name": "b"}
+    for i, (config, pooling, message) in enumerate(
+        [
+            (damaged, {}, f"{CONFIG} is damaged .*'b' is not among"),
+            ({"prompts": {"a": "x "}}, {"include_prompt": False}, "pools the tokens after them alone"),
+        ]
+    ):
+        checkpoint.save(embedder, folder := tmp_path / str(i))
+        for name in ("whitenedcse.json", "digests.json"):
+            (folder / name).unlink()
+        (folder / CONFIG).write_text(json.dumps(config))
+        (file,) = folder.glob("*_Pooling/config.json")
+        file.write_text(json.dumps(json.loads(file.read_text()) | pooling))
+        with pytest.raises(ValueError, match=message):
+            Embedder.load(folder)
 
 
 def test_the_encode_command_takes_a_prompt_and_resumes_with_no_other(embedder, corpus, tmp_path, capsys):

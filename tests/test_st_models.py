@@ -363,11 +363,11 @@ def adapted(model):
     return [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
 
 
+STATES = [("plain", "default", {}), ("another", "mine", {}), ("disabled", "default", {"use_dora": True})]
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("state", "name", "settings"),
-    [("plain", "default", {}), ("another", "mine", {}), ("disabled", "default", {"use_dora": True})],
-)
+@pytest.mark.parametrize(("state", "name", "settings"), STATES)
 def test_adapters_are_in_force_as_the_library_has_them(made, name, settings, state):
     model = made()
     adapt(model, name, **settings)

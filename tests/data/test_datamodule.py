@@ -73,14 +73,15 @@ def test_order_is_a_function_of_seed_and_epoch_alone(data):
     assert epoch(data(), 2) == orders[2]
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_together_see_what_one_rank_sees(data, world):
+def test_ranks_together_see_what_one_rank_sees(data):
     module = data()
-    alone, shares = epoch(module, 1), []
-    for rank in range(world):
-        module.trainer = placed(rank, world)
-        shares.append(epoch(module, 1))
-    assert [sum(parts, []) for parts in zip(*shares, strict=True)] == alone
+    alone = epoch(module, 1)
+    for world in (2, 3):
+        shares = []
+        for rank in range(world):
+            module.trainer = placed(rank, world)
+            shares.append(epoch(module, 1))
+        assert [sum(parts, []) for parts in zip(*shares, strict=True)] == alone
 
 
 def test_a_batch_that_ranks_cannot_share_equally_is_refused(data):
@@ -159,10 +160,10 @@ def test_a_token_budget_that_cannot_work_is_refused(data, unequal):
         module.train_dataloader()
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_batches_are_pinned_where_there_is_cuda(data, monkeypatch, there):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    assert data().train_dataloader().pin_memory is there
+def test_batches_are_pinned_where_there_is_cuda(data, monkeypatch):
+    for there in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert data().train_dataloader().pin_memory is there
 
 
 def test_passes_repeat_the_batch_pairs_are_views_and_a_third_column_is_the_negative(data, text, tokenizer):
@@ -197,9 +198,8 @@ def test_a_sample_of_tokens_is_of_all_columns_and_always_the_same(data, text, to
     assert sorted(row[1] for row in rows(module.sample_tokens(1000))[: len(first)]) == sorted(first)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_settings_that_cannot_work_are_refused(data):
+    for changes, words in (
         ({"batch_size": 1}, "batch_size=1"),
         ({"passes": 0}, "passes=0"),
         ({"batch_size": 30}, "29 rows .*batch_size=30"),
@@ -210,11 +210,9 @@ def test_a_sample_of_tokens_is_of_all_columns_and_always_the_same(data, text, to
         ({"crop": [0.5, 1, 1], "passes": 2}, r"data\.crop=\[0\.5, 1, 1\] must be two shares"),
         ({"crop": [0, 1], "passes": 2}, r"data\.crop=\[0, 1\] must be two shares, 0 < least"),
         ({"crop": [0.9, 0.5], "passes": 2}, r"data\.crop=\[0\.9, 0\.5\]"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(data, changes, words):
-    with pytest.raises(ValueError, match=words):
-        data(**changes)
+    ):
+        with pytest.raises(ValueError, match=words):
+            data(**changes)
 
 
 def test_a_forgotten_tokenizer_is_named(text):
@@ -307,14 +305,14 @@ def test_a_prompt_stays_whole_in_crops(data, unequal, tokenizer, prompt):
     assert {len(row) - len(front) - 1 for row in found} <= {1, 2, 3, 4}
 
 
-@pytest.mark.parametrize(("limit", "each"), [(2, 1), (3, 2), (math.inf, 4)])
-def test_an_epoch_of_fewer_batches_is_counted_by_these(data, limit, each):
+def test_an_epoch_of_fewer_batches_is_counted_by_these(data):
     module = data()
     module.trainer = placed(0, 1)
     whole = len(epoch(module, 0))
     assert whole > 3
-    steps = math.ceil(min(limit, whole) / each)
-    module.trainer.num_training_batches, module.trainer.accumulate_grad_batches = limit, each
-    for step in range(3 * steps):
-        module.trainer.global_step = step
-        assert module.batches_done() == step % steps * each
+    for limit, each in ((2, 1), (3, 2), (math.inf, 4)):
+        steps = math.ceil(min(limit, whole) / each)
+        module.trainer.num_training_batches, module.trainer.accumulate_grad_batches = limit, each
+        for step in range(3 * steps):
+            module.trainer.global_step = step
+            assert module.batches_done() == step % steps * each

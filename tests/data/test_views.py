@@ -82,9 +82,7 @@ CHANGES["crop"] = st.sampled_from([None, (0.5, 1.0), (0.1, 0.3), (1, 1), (0.9, 0
 MADE = st.fixed_dictionaries(CHANGES)
 
 
-@given(
-    COUNTS, FRAMES, st.fixed_dictionaries(CHANGES), st.integers(1, 3), st.integers(1, 2), st.integers(0, 9)
-)
+@given(COUNTS, FRAMES, MADE, st.integers(1, 3), st.integers(1, 2), st.integers(0, 9))
 @settings(max_examples=200, deadline=None)
 def test_all_changes_together_are_those_of_a_naive_loop(lengths, around, changes, passes, first, at):
     """With any of them off, too; blocks are the passes, or the passes of two columns."""

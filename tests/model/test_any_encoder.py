@@ -48,18 +48,14 @@ def byte_level(special):
     return core
 
 
+RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
 FAMILIES = {  # the tokenizer's class, its model, its special tokens, and settings of the backbone
     "electra": ("ElectraTokenizerFast", wordpiece, BERT, {"embedding_size": 8}),
     "distilbert": ("DistilBertTokenizerFast", wordpiece, BERT, {}),
     "mpnet": ("MPNetTokenizerFast", wordpiece, ROBERTA, {}),
     "xlm-roberta": ("XLMRobertaTokenizerFast", unigram, ROBERTA, {}),
     "albert": ("AlbertTokenizerFast", unigram, BERT, {"embedding_size": 8}),
-    "deberta-v2": (
-        "DebertaV2TokenizerFast",
-        unigram,
-        BERT,
-        {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False},
-    ),
+    "deberta-v2": ("DebertaV2TokenizerFast", unigram, BERT, RELATIVE),
     "modernbert": ("PreTrainedTokenizerFast", byte_level, BERT, {"local_attention": 8}),
 }
 
@@ -77,9 +73,8 @@ def encoder(kind, layers, tmp_path):
     around = [(special[0], 0), (special[2], 2)]
     single = f"{special[0]} $A {special[2]}"
     core.post_processor = processors.TemplateProcessing(single=single, special_tokens=around)
-    words = getattr(transformers, name)(
-        tokenizer_object=core, model_max_length=64, **dict(zip(NAMES, special, strict=True))
-    )
+    given = {"tokenizer_object": core, "model_max_length": 64} | dict(zip(NAMES, special, strict=True))
+    words = getattr(transformers, name)(**given)
     ids = {"pad_token_id": 1, "bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
     for part in (architecture(kind, len(words), num_hidden_layers=layers, **ids, **settings), words):
         part.save_pretrained(tmp_path / "hub")
@@ -147,11 +142,8 @@ def test_it_trains_and_its_checkpoint_and_exports_say_the_same_everywhere(encode
     loaded = Embedder.load(best)
     assert type(loaded.encoder.backbone) is type(encoder.backbone)
     assert type(loaded.encoder.tokenizer) is type(encoder.tokenizer)
-    for x in (
-        loaded.encode(SENTENCES),
-        by_sentence_transformers(best, SENTENCES),
-        by_transformers(best, "mean"),
-    ):
+    theirs = by_sentence_transformers(best, SENTENCES), by_transformers(best, "mean")
+    for x in (loaded.encode(SENTENCES), *theirs):
         assert_allclose(x, wanted, atol=1e-5)
     for to in ("transformers", "sentence-transformers"):
         assert export(loaded, tmp_path / to, to)["difference"] < 1e-5
@@ -187,9 +179,8 @@ OTHER_KINDS |= {name: (OTHER_KINDS["t5"][0], "AutoModelForTextEncoding", DECODES
 
 
 def test_a_model_that_is_no_encoder_of_text_is_refused_as_what_it_is(tmp_path):
-    wrapped = transformers.BertTokenizerFast(
-        tokenizer_object=wordpiece(BERT), **dict(zip(NAMES, BERT, strict=True))
-    )
+    names = dict(zip(NAMES, BERT, strict=True))
+    wrapped = transformers.BertTokenizerFast(tokenizer_object=wordpiece(BERT), **names)
     for kind, (settings, made_by, words) in OTHER_KINDS.items():
         config = transformers.AutoConfig.for_model(kind, **settings)
         getattr(transformers, made_by).from_config(config).save_pretrained(tmp_path / kind)

@@ -13,43 +13,26 @@ from whitenedcse.model import packed
 from whitenedcse.model.encoder import Encoder, behind, padded_right
 from whitenedcse.ragged import ragged
 
-POOLED = {  # every encoder of text in Transformers that comes with a pooler, and what it needs besides
+PARTS = ("q", "k", "v", "post_attention", "intermediate", "output")
+POOLED = {  # encoders of text in Transformers that come with a pooler and need settings besides
     "albert": {"embedding_size": 8},
-    "bert": {},
-    "big_bird": {},
-    "camembert": {},
-    "data2vec-text": {},
-    "ernie": {},
     "esm": {"mask_token_id": 4},
-    "fnet": {},
-    "ibert": {},
-    "jina_embeddings_v3": {},
-    "layoutlm": {},
     "longformer": {"attention_window": 8},
     "luke": {"entity_vocab_size": 5, "entity_emb_size": 16},
     "markuplm": {"max_xpath_tag_unit_embeddings": 20, "tag_pad_id": 1, "subs_pad_id": 1},
-    "megatron-bert": {},
     "mobilebert": {"embedding_size": 16, "intra_bottleneck_size": 8, "true_hidden_size": 8},
-    "mpnet": {},
     "rembert": {"input_embedding_size": 8},
-    "roberta": {},
-    "roberta-prelayernorm": {},
     "roc_bert": {"pronunciation_vocab_size": 5, "shape_vocab_size": 5},
-    "squeezebert": {"embedding_size": 16}
-    | {f"{part}_groups": 1 for part in ("q", "k", "v", "post_attention", "intermediate", "output")},
-    "tapas": {},
-    "visual_bert": {},
-    "xlm-roberta": {},
-    "xlm-roberta-xl": {},
+    "squeezebert": {"embedding_size": 16} | {f"{part}_groups": 1 for part in PARTS},
     "xmod": {"languages": ["en"], "default_language": "en"},
 }
-ENCODERS = {
-    **{kind: POOLED[kind] for kind in ("albert", "bert", "mpnet", "roberta")},
-    "deberta-v2": {},
-    "distilbert": {},
-    "electra": {"embedding_size": 8},
-    "modernbert": {},
-}
+OTHERS = (
+    "bert big_bird camembert data2vec-text ernie fnet ibert jina_embeddings_v3 layoutlm megatron-bert mpnet"
+)
+OTHERS += " roberta roberta-prelayernorm tapas visual_bert xlm-roberta xlm-roberta-xl"
+POOLED |= {kind: {} for kind in OTHERS.split()}  # with these, every one that has a pooler
+ENCODERS = {kind: POOLED[kind] for kind in ("albert", "bert", "mpnet", "roberta")}
+ENCODERS |= {"deberta-v2": {}, "distilbert": {}, "electra": {"embedding_size": 8}, "modernbert": {}}
 
 
 def encoder_of(kind, settings, tokenizer):
@@ -138,11 +121,8 @@ def test_a_tokenizer_pads_as_batches_are_padded(tokenizer):
     assert padded_right(tokenizer).pad_token == own
 
 
-MIXING = {
-    "fnet": {},
-    "convbert": {"embedding_size": 16, "conv_kernel_size": 3, "head_ratio": 1},
-    "nystromformer": {},
-}
+MIXING = {"convbert": {"embedding_size": 16, "conv_kernel_size": 3, "head_ratio": 1}}
+MIXING |= {"fnet": {}, "nystromformer": {}}
 
 
 @torch.no_grad()

@@ -67,16 +67,14 @@ def said_of(evaluations, loss=1.0, **more):
     return heard(evaluations, [loss] * len(evaluations), **more)[0]
 
 
-@pytest.mark.parametrize("loss", [0.3, 0.0, 1e-9])
-def test_a_healthy_run_hears_nothing_even_where_its_loss_vanishes(loss):
-    assert said_of(HEALTHY, loss) == []
+def test_a_healthy_run_hears_nothing_even_where_its_loss_vanishes():
     waves = [(dev - 4.9 * (i % 3 > 0), rank) for i, (dev, rank) in enumerate(HEALTHY)]
-    assert said_of(waves, loss) == []
+    for loss in (0.3, 0.0, 1e-9):
+        assert said_of(HEALTHY, loss) == said_of(waves, loss) == []
 
 
-@pytest.mark.parametrize(
-    ("devs", "loss", "words"),
-    [
+def test_memorising_is_a_vanished_loss_beside_a_fall_of_two_evaluations():
+    for devs, loss, words in (
         ([50, 44.9, 44.9], 0.0099 * GUESS, ["memorising"]),
         ([50, 44.9, 44.9], 0.0101 * GUESS, []),  # there is still something to learn
         ([50, 44.9, 45.1], 0.0, []),  # 4.9 points are no fall
@@ -85,16 +83,13 @@ def test_a_healthy_run_hears_nothing_even_where_its_loss_vanishes(loss):
         ([50, 44.9], 0.0, []),
         ([50, None, None], 0.0, ["memorising"]),  # undefined is as low as it gets
         ([None, None, None], 0.0, []),
-    ],
-)
-def test_memorising_is_a_vanished_loss_beside_a_fall_of_two_evaluations(devs, loss, words):
-    assert said_of([(dev, 30.0) for dev in devs], loss) == words
-    assert said_of([(dev, 30.0) for dev in devs], loss, name="train/contrastive") == words
+    ):
+        for name in ("train/loss", "train/contrastive"):
+            assert said_of([(dev, 30.0) for dev in devs], loss, name=name) == words, (devs, loss)
 
 
-@pytest.mark.parametrize(
-    ("evaluations", "words"),
-    [
+def test_a_collapse_is_half_of_the_axes_lost_beside_a_fall_of_two_evaluations():
+    for evaluations, words in (
         ([(20, 30), (19, 14.9), (19, 14.9)], ["collapse"]),  # never as good as before training
         ([(20, 30), (21, 14.9), (19, 14.9)], []),
         ([(20, 30), (19, 15.1), (19, 14.9)], []),
@@ -103,15 +98,13 @@ def test_memorising_is_a_vanished_loss_beside_a_fall_of_two_evaluations(devs, lo
         ([(20, 30), (40, 30), (34, 14.9), (34, 14.9)], ["collapse"]),
         ([(20, 30), (19, 14.9)], []),
         ([(20, 30), (None, 0.0), (None, 0.0)], ["collapse"]),  # all sentences are one vector
-    ],
-)
-def test_a_collapse_is_half_of_the_axes_lost_beside_a_fall_of_two_evaluations(evaluations, words):
-    assert said_of(evaluations) == words
+    ):
+        assert said_of(evaluations) == words, evaluations
 
 
-@pytest.mark.parametrize(
-    ("near", "warned"),
-    [
+def test_vectors_that_near_a_single_one_are_warned_of_though_they_are_ranked_well():
+    """The score may rise (60.0), and without dev pairs there is none."""
+    for near, warned in (
         ([-0.2, -0.0019, -0.0019], True),
         ([-0.2, -0.0021, -0.0019], False),  # one evaluation is none
         ([-0.2, -0.0019, -0.0021], False),
@@ -121,15 +114,15 @@ def test_a_collapse_is_half_of_the_axes_lost_beside_a_fall_of_two_evaluations(ev
         ([0.0, 0.0, 0.0], False),
         ([None, None, None], False),
         ([-0.2, -1e-6], False),
-    ],
-)
-@pytest.mark.parametrize("dev", [60.0, None])  # it may rise; without dev pairs there is none
-def test_vectors_that_near_a_single_one_are_warned_of_though_they_are_ranked_well(dev, near, warned):
-    values = [{"dev/effective_rank": 9.0, UNIFORMITY: u} for u in near]
-    rows = [Row(i, v | ({"dev/spearman": dev + i} if dev else {})) for i, v in enumerate(values)]
-    said = list(alarms(rows, 1.0, GUESS))
-    assert [kind for kind, _ in said] == ["shrinking"] * warned
-    assert all("all vectors near one. Try a lower optim.lr; a loss without" in text for _, text in said)
+    ):
+        values = [{"dev/effective_rank": 9.0, UNIFORMITY: u} for u in near]
+        for dev in (60.0, None):
+            rows = [Row(i, v | ({"dev/spearman": dev + i} if dev else {})) for i, v in enumerate(values)]
+            said = list(alarms(rows, 1.0, GUESS))
+            assert [kind for kind, _ in said] == ["shrinking"] * warned, near
+            assert all(
+                "all vectors near one. Try a lower optim.lr; a loss without" in text for _, text in said
+            )
 
 
 def test_a_resumed_run_remembers_what_was_said():
