@@ -20,7 +20,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from threading import Barrier
-from typing import Any, ParamSpec, TypeGuard, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -60,11 +60,6 @@ def autocast_as_now(device: torch.device) -> Context:
     return functools.partial(torch.autocast, device.type, dtype=kind, cache_enabled=False)
 
 
-def floating(x: object) -> TypeGuard[Tensor]:
-    """Whether x is a tensor of floating-point numbers, as token ids and masks are not."""
-    return isinstance(x, Tensor) and x.is_floating_point()
-
-
 def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """A decorator: autocast is off, and floating-point positional arguments are at least float32.
 
@@ -72,10 +67,13 @@ def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
     cosine with the true one is 0.2.
     """
 
+    def wide(x: Any) -> Any:  # not of token ids and masks
+        return at_least_float32(x) if isinstance(x, Tensor) and x.is_floating_point() else x
+
     @functools.wraps(function)
     def precise(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        given: Any = [at_least_float32(a) if floating(a) else a for a in args]
-        named: Any = {name: at_least_float32(a) if floating(a) else a for name, a in kwargs.items()}
+        given: Any = [wide(a) for a in args]
+        named: Any = {name: wide(a) for name, a in kwargs.items()}
         devices = [a.device for a in (*given, *named.values()) if isinstance(a, Tensor)]
         if not devices:
             kinds = ", ".join(type(a).__name__ for a in given if not isinstance(a, torch.nn.Module)) or "none"

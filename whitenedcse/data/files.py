@@ -143,22 +143,32 @@ def in_quotes(every: Iterable[str]) -> bool:
     >>> in_quotes(['a', '"Say ""no"" twice"']), in_quotes(['a', '"Say "no" twice"']), in_quotes(['a', '"no"'])
     (True, False, False)
     """
-    sure, commas, width, pending = False, set[tuple[bool, bool]](), 0, ""
+    sure, width, record = False, 0, ""
+    commas: set[tuple[bool, bool]] = set()  # of fields: whether one is in quotes, and has a comma
     for line in filter(None, every):
-        sure = sure or bool(width) and line.count("\t") + 1 != width
-        pending += line
-        if pending.count('"') % 2 and len(pending) < 1 << 20:  # a line end within quotes
-            pending += "\n"
+        sure = sure or (width > 0 and line.count("\t") + 1 != width)
+        record += line
+        if record.count('"') % 2 and len(record) < 1 << 20:  # a line end within quotes
+            record += "\n"
             continue
-        plain = '"' not in pending
-        fields = pending.split("\t") if plain else EACH.findall(pending) if WHOLE.fullmatch(pending) else []
-        quoted = [field[1:-1] for field in fields if field[:1] == '"']
-        if len(fields) != (width := width or len(fields)) or not fields:
+        fields = quoted_fields(record)
+        width = width or len(fields)
+        if not fields or len(fields) != width:
             return False
-        sure = sure or bool(quoted) and (not commas or any('"' in text for text in quoted))
-        commas |= {(field[:1] == '"', "," in field) for field in fields}
-        pending = ""
-    return not pending and (sure or (True, True) in commas and not commas & {(True, False), (False, True)})
+        inner = [field[1:-1] for field in fields if field.startswith('"')]
+        first = not commas  # the names of the columns
+        sure = sure or (first and bool(inner)) or any('"' in text for text in inner)
+        commas |= {(field.startswith('"'), "," in field) for field in fields}
+        record = ""
+    as_excel = (True, True) in commas and not commas & {(True, False), (False, True)}
+    return not record and (sure or as_excel)
+
+
+def quoted_fields(record: str) -> list[str]:
+    """The fields of a record, with their quotes; none where quotes stand elsewhere than around fields."""
+    if '"' not in record:
+        return record.split("\t")
+    return EACH.findall(record) if WHOLE.fullmatch(record) else []
 
 
 def objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -154,8 +154,10 @@ def token_ids(
 ) -> list[list[int]]:
     """The token ids of each sentence, special ones included, truncated; prompt: put before each sentence."""
     check_length(max_length, tokenizer, prompt)
+    if not sentences:
+        return []
     ids, lengths, _ = ids_of([prompt + sentence for sentence in sentences], tokenizer, max_length)
-    return [part.tolist() for part in np.split(ids, lengths.cumsum()[:-1])][: len(lengths)]
+    return [part.tolist() for part in np.split(ids, lengths.cumsum()[:-1])]
 
 
 def ids_of(

@@ -74,7 +74,7 @@ def fitted(
 
     decay: (p, r). drawn: for each pair the size of a permutation drawn before that of the first epoch.
     """
-    weights: list[Tensor] = [data.x] * len(pairs)
+    weights: list[Any] = [None] * len(pairs)
     accuracy = np.empty(tuple(decay.shape))
     sizes = np.array([len(rows) for rows, _ in pairs])
     for size in set(sizes.tolist()):

@@ -89,7 +89,7 @@ def _finding(task: str, base: Path, names: Sequence[str], expected: int, read: R
     unread = Finding(task, base, short, expected, None, "wrong", "")
     absent = [name for name in names if not (base / name).is_file()]
     if absent:
-        more = f" and {len(absent) - 3} more" * (len(absent) > 3)
+        more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
         what = f"no {', '.join(absent[:3])}{more} in {base}; {_remedy(task, base)}"
         return unread._replace(verdict="missing", why=what)
     try:

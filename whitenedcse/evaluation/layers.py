@@ -64,7 +64,9 @@ def spearman_columns(gold: NDArray[Any], similarities: NDArray[Any]) -> Floats:
 
     a, columns = rankdata(gold) - (n + 1) / 2, np.asarray(similarities, np.float64).T
     found = np.full(m, np.nan)
-    for at in np.split(np.arange(m), range(step := max(1, CELLS // n), m, step)):
+    step = max(1, CELLS // n)
+    for start in range(0, m, step):
+        at = np.arange(start, min(start + step, m))
         at = at[~_constant(columns[at])]
         b = rankdata(columns[at], axis=1) - (n + 1) / 2
         found[at] = 100 * (b @ a) / np.sqrt(np.einsum("mn,mn->m", b, b) * (a @ a))

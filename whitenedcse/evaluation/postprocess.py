@@ -97,8 +97,9 @@ class Postprocess:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
-            soft = "; soft_zca is zca with a shrinkage, such as 0.1" * (str(self.kind) == "soft_zca")
-            raise ValueError(f"kind={self.kind!r} must be one of {', '.join(get_args(Kind))}{soft}")
+            soft = "; soft_zca is zca with a shrinkage, such as 0.1"
+            known = ", ".join(get_args(Kind)) + (soft if str(self.kind) == "soft_zca" else "")
+            raise ValueError(f"kind={self.kind!r} must be one of {known}")
         if not (0 <= self.shrinkage < 1 and 0 <= self.power <= 1):
             raise ValueError(f"shrinkage={self.shrinkage} must lie in [0, 1), power={self.power} in [0, 1]")
         for name, unset, kinds in LIMITED:
@@ -163,7 +164,8 @@ class Postprocess:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """The transform that `save` wrote; no rows can be added to it. ValueError for a damaged file."""
-        with parsing(path := fetched(path), CURE):
+        path = fetched(path)
+        with parsing(path, CURE):
             other = path.is_file() and np.fromfile(path, "u1", 9).tobytes()[8:] != b"{"  # than safetensors
             if other or "settings" not in (texts := metadata(path, CURE)):
                 raise ValueError(f"{path} was not written by whiten fit; fit again (a corpus: --whiten-on)")

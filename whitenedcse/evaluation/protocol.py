@@ -88,7 +88,9 @@ def _row(settings: Mapping[str, Any]) -> Row:
 
 def setting(on: str) -> str:
     """ "transductive" for a transform fitted to the test's own sentences, else "inductive"; "" for none."""
-    return "" if not on else "transductive" if on in OWN else "inductive"
+    if not on:
+        return ""
+    return "transductive" if on in OWN else "inductive"
 
 
 def whole(settings: Mapping[str, Any]) -> bool:

@@ -77,7 +77,7 @@ class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no t
         every = [] if corpus is None else list(given(corpus, columns))
         self.plan = plan(pairs, ["corpus"] if every else [], lambda _: every)
         self.primary_metric, self.greater_is_better = "avg_spearman", True
-        self.csv_file = f"sts_evaluation{'_' * bool(name)}{name}_results.csv"
+        self.csv_file = f"sts_evaluation_{name}_results.csv" if name else "sts_evaluation_results.csv"
 
     def __call__(
         self, model: Any, output_path: str | None = None, epoch: float = -1, steps: int = -1

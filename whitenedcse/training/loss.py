@@ -151,7 +151,7 @@ class ContrastiveLoss:
             raise ValueError(
                 f"loss.weights={list(self.weights)} for {positives} positives, views - 1; give {wanted}"
             )
-        return list(self.weights) * (positives if len(self.weights) == 1 else 1)
+        return repeated(self.weights, positives)
 
 
 @takes_numbers
@@ -202,8 +202,7 @@ class Matryoshka(ContrastiveLoss):
 
         negatives, x_negatives: hard negatives (h, d) of z and of x, if any. Without x, prefixes are of z.
         """
-        weights = list(self.dim_weights) * (len(self.dims) if len(self.dim_weights) == 1 else 1)
-        sizes = dict(zip(self.dims, weights, strict=True))
+        sizes = dict(zip(self.dims, repeated(self.dim_weights, len(self.dims)), strict=True))
         total = super().__call__(z, negatives)
         if x is None:
             x, x_negatives = z, negatives
@@ -215,6 +214,11 @@ class Matryoshka(ContrastiveLoss):
             cut = None if x_negatives is None else x_negatives[:, :m]
             total = total + weight * super().__call__(x[..., :m], cut)
         return total
+
+
+def repeated(weights: Sequence[float], n: int) -> list[float]:
+    """The weights as n numbers, of which one may stand for all."""
+    return [weights[0]] * n if len(weights) == 1 else list(weights)
 
 
 def check_positive(name: str, value: float | Sequence[float]) -> None:
