@@ -76,15 +76,16 @@ def scored(
     poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
     read = ", ".join(dict.fromkeys(str(pooling or source.steps) for pooling in poolings))
     say(f"model: {cfg.model}   pooling: {read}   sentences: {len(plan.sentences):,}")
-    own, every = Run.of(cfg.model), figures.every_layer(cfg.figures)
-    wanted = layers.Wanted(poolings, protocol.max_length, protocol.extra, every or bool(cfg.keep), cfg.bf16)
+    all_layers = figures.every_layer(cfg.figures) or bool(cfg.keep)
+    wanted = layers.Wanted(poolings, protocol.max_length, protocol.extra, all_layers, cfg.bf16)
     x, pooled = layers.vectors(source, plan.sentences, wanted)
     if pooled and cfg.keep:
         pooled.write(run.path, plan.sentences)
     systems = [suite.System(part, row.maker, row.fit) for part, row in zip(x, rows, strict=True)]
     results = [suite.evaluated(system, plan, classify, cfg.draws, say) for system in systems]
-    model = {"model": cfg.model, **(own or run).origin}
-    if source.embedder and not own:
+    trained_here = Run.of(cfg.model)
+    model = {"model": cfg.model, **(trained_here or run).origin}
+    if source.embedder and not trained_here:
         model["encoder"] = source.embedder.encoder.provenance(cfg.model)
     used = {name: cfg[name] for name in ("bf16", "sample", "classifier")} | source.facts
     scores, items = suite.recorded((trained or {}) | model | protocol.facts | used, rows, results, plan)

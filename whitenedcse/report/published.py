@@ -114,7 +114,8 @@ def report(key: str, compose: Compose, runs: Iterable[str | Path] = ()) -> Grid:
 
 def asked(published: Mapping[str, Any], compose: Compose) -> dict[str, Any]:
     """The conditions of a published row: those of the row of scores that its command makes."""
-    commands = {part.split()[1]: part for part in published["command"].split(" && ") if part[:6] == "python"}
+    parts = [part for part in published["command"].split(" && ") if part.startswith("python")]
+    commands = {part.split()[1]: part for part in parts}  # by train.py and evaluate.py
     words = shlex.split(commands.get("evaluate.py", "python evaluate.py"))
     model = next((word.removeprefix("model=") for word in words if word.startswith("model=")), None)
     test = compose(shlex.join(word for word in words if not word.startswith("model=")), 0)
