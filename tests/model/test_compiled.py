@@ -65,7 +65,8 @@ def test_compiled_layers_give_the_states_and_gradients_of_plain_ones(gpu, monkey
         weights = [w for w in bert.parameters() if w.grad is not None]
         found[compiled] = [states.detach(), *(w.grad.clone() for w in weights)]
     for plain, fast in zip(found[False], found[True], strict=True):
-        assert (fast - plain).abs().max() <= 2e-6 * plain.abs().max()
+        # the exact gradient of a key's bias is zero
+        assert (fast - plain).abs().max() <= 2e-6 * plain.abs().max() + 1e-9
 
 
 def test_layers_are_not_compiled_on_a_cpu():
