@@ -528,7 +528,8 @@ def rank_step(rank: int, work: Work, batch: Batch, folder: Path) -> None:
     both(Batch(taken(batch.positives, rows)[0].to(device), None, len(half)), 0).backward()
     if rank == 0:
         torch.save(gradients(module), folder / "grads.pt")
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # DDP's reducer, when Python frees it, may wait for gloo's thread, which waits for Python
 
 
 def i_hub(bench: Bench) -> Any:
