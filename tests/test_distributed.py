@@ -28,7 +28,7 @@ from whitenedcse.ragged import between, concatenate, ragged, rows, split
 from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.module import ContrastiveTraining, reseed, seed_of
 from whitenedcse.training.monitor import Monitor
-from whitenedcse.training.parallel import equal_sizes, everyones, from_first, gathered, place, summed
+from whitenedcse.training.parallel import agreed, equal_sizes, everyones, from_first, gathered, place, summed
 from whitenedcse.training.terms import MaskedLanguageModel
 from whitenedcse.training.trainer import Trainer
 
@@ -222,6 +222,7 @@ def collectives():
         "gathered": y.detach(),
         "gradient": x.grad,
         "plain": plain.grad,
+        "agreed": agreed(rank, 10 * rank, -(2**40)),
         "summed": torch.from_numpy(summed(np.full((2, 3), 10.0**rank, np.float32))),
         "first": from_first(lambda: made.append(rank) or {"from": rank, "none": None}),
         "made": made,
@@ -468,6 +469,7 @@ def test_gathering_is_a_concatenation_with_gradient_and_every_rank_knows_the_sam
             assert_close(outcome["gradient"], parts[rank].grad, rtol=0, atol=1e-12)
             assert torch.equal(outcome["plain"], torch.full((3, 4, 2), float(world), dtype=torch.float64))
             assert outcome["place"] == (rank, world)
+            assert outcome["agreed"] == [[r, 10 * r, -(2**40)] for r in ranks]
             assert torch.equal(outcome["summed"], torch.full((2, 3), float(sum(10**r for r in ranks))))
             assert outcome["first"] == {"from": 0, "none": None}
             assert outcome["made"] == ([0] if rank == 0 else [])  # no other rank works

@@ -130,13 +130,11 @@ def test_ranks_on_gpus_ask_each_other_for_signals_every_tenth_step(tmp_path, mon
     """Asking is a barrier of their hosts, and a device that has nothing queued waits for it."""
     asked = []
 
-    def told(value):
-        if isinstance(value, str):  # the settings, at the start
-            return [value] * 2
+    def told(*_):
         asked.append(trainer.global_step)
-        return [(0, False)] * 2
+        return [[0, 0]] * 2
 
-    monkeypatch.setattr("whitenedcse.training.trainer.everyones", told)
+    monkeypatch.setattr("whitenedcse.training.trainer.agreed", told)
     every = [*range(25)]
     for device, world, steps in (("cuda", 2, [0, 10, 20]), ("cpu", 2, every), ("cuda", 1, every)):
         keep, there = Safekeeping(tmp_path, 10, None, "", print), SimpleNamespace(device=torch.device(device))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
@@ -87,6 +88,14 @@ def everyones(value: Value) -> list[Value]:
     if len(box) > 1:
         dist.all_gather_object(box, value, group=_hosts())
     return box
+
+
+def agreed(*numbers: int) -> list[list[int]]:
+    """`everyones` of small whole numbers in less than half of its time, for use at each step."""
+    rank, world = place()
+    table = np.zeros((world, len(numbers)), np.int64)
+    table[rank] = numbers
+    return summed(table).tolist()
 
 
 def _hosts() -> Any:

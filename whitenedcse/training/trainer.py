@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from whitenedcse import files
 from whitenedcse.distributed import ASKING, has_agent, placed
 from whitenedcse.files import settle, sha256, writing
-from whitenedcse.training.parallel import everyones
+from whitenedcse.training.parallel import agreed, everyones
 
 NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.ckpt")
 WHOLE = ("auto", "ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false")
@@ -164,7 +164,7 @@ class Safekeeping(Callback):
         """Between two optimiser steps, save if it is time, and end if any rank received a signal."""
         if index % trainer.accumulate_grad_batches or trainer.global_step % self.votes:
             return
-        votes = everyones((self.asked, time.monotonic() - self.last >= self.pause))
+        votes = agreed(self.asked, time.monotonic() - self.last >= self.pause)
         asked = max(vote[0] for vote in votes)
         if trainer.global_step > self.saved and (asked or votes[0][1]):
             self.save(trainer)
