@@ -11,7 +11,8 @@ machine has to be quiet. Beside: a process that keeps one core busy meanwhile; n
   tokenise                token ids of Wikipedia sentences into the cache, 1M of them, or 100,000 if --quick
   start                   `python train.py` whole, as the README has it, its tests and end included
 
-ours 1, ours 2: with so many threads. theirs 2: sentence-transformers with two.
+ours 1, ours 2: with so many threads. theirs 2: sentence-transformers with two. With --against TREE, in their
+place: ours 2, and before 2, which is that checkout's code.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def main() -> None:
     parser = measure.parser(__doc__)
     parser.add_argument("works", nargs="?", help=f"some of {','.join(WORKS)} (default: all)")
     parser.add_argument("--alone", action="store_true", help="without the busy process")
+    parser.add_argument("--against", metavar="TREE", help="another checkout")
     parser.add_argument("--serve", nargs=2, metavar=("WHO", "WORK"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -69,13 +71,13 @@ def compared(work: str, beside: bool, options: argparse.Namespace) -> dict[str, 
     """One work."""
     rounds, warm, peers = WORKS[work]
     rounds = options.rounds or (min(3, rounds) if options.quick else rounds)
-    names = ["ours 1", "ours 2", *peers]
+    names = ["ours 2", "before 2"] if options.against else ["ours 1", "ours 2", *peers]
+    peer = dict.fromkeys(names[1:], "ours 2") | ({} if options.against else {"ours 2": "ours 1"})
     with ExitStack() as stack:
-        served = {name: stack.enter_context(server(name, work, options.quick)) for name in names}
+        served = {name: stack.enter_context(server(name, work, options)) for name in names}
         if beside:
             stack.enter_context(busy())
-        whose = {"ours 1": None, "ours 2": "ours 1", "theirs 2": "ours 2"}
-        variants = {name: Variant(run, whose[name]) for name, run in served.items()}
+        variants = {name: Variant(run, peer.get(name)) for name, run in served.items()}
         for _ in range(warm):
             for run in served.values():
                 run()
@@ -84,15 +86,18 @@ def compared(work: str, beside: bool, options: argparse.Namespace) -> dict[str, 
 
 
 @contextmanager
-def server(name: str, work: str, quick: bool) -> Iterator[Turn]:
+def server(name: str, work: str, options: argparse.Namespace) -> Iterator[Turn]:
     """A process that does a turn of the work for each line that it is sent."""
     who, threads = name.split()
-    command = [sys.executable, "-m", "bench.cores", "--serve", who, work, *(["--quick"] if quick else [])]
-    environment = os.environ | {"OMP_NUM_THREADS": threads, "RAYON_NUM_THREADS": threads}
+    tree = str(Path(options.against).resolve() if who == "before" else ROOT)
+    who = "ours" if who == "before" else who
+    quick = ["--quick"] if options.quick else []
+    command = [sys.executable, "-m", "bench.cores", "--serve", who, work, *quick]
+    environment = os.environ | {"OMP_NUM_THREADS": threads, "RAYON_NUM_THREADS": threads, "PYTHONPATH": tree}
     if who == "ours":  # as in our scripts, which import whitenedcse before torch
         environment |= {"OMP_WAIT_POLICY": "PASSIVE"}
     with subprocess.Popen(
-        command, env=environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command, env=environment, cwd=tree, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin and process.stdout
         source, sink = process.stdout, process.stdin
