@@ -69,9 +69,11 @@ def test_what_is_found_is_nearest_from_memory_and_from_disk_in_any_parts(
 
 def test_a_blank_row_behind_the_last_that_fills_a_part_is_counted(embedder, tmp_path, monkeypatch):
     monkeypatch.setattr(search, "PART", 1)
-    Index.build(embedder, ["the cat", ""]).save(tmp_path / "index")
-    index = Index.load(tmp_path / "index").add(["a bird"])
-    assert [hit.id for hit in index.query(["a bird"], 1)[0]] == ["2"]
+    for block in (1, 20_000):  # in a block of its own, or that of the text
+        monkeypatch.setattr(search, "BLOCK", block)
+        Index.build(embedder, ["the cat", ""]).save(tmp_path / str(block))
+        index = Index.load(tmp_path / str(block)).add(["a bird"])
+        assert [hit.id for hit in index.query(["a bird"], 1)[0]] == ["2"]
 
 
 def test_a_whitening_is_part_of_the_index_for_texts_and_queries(embedder, corpus, tmp_path):

@@ -156,15 +156,15 @@ class Index:
         """Parts with these texts."""
         vectors, ids, texts = copied(self.empty), list[str](), list[str]()
         for more_ids, more_texts, x in self.kept(given):
+            if more_texts and vectors.ntotal >= PART:  # else the part notes blank rows behind it, too
+                yield Part(vectors, self.parquet(ids, texts))
+                vectors, ids, texts = copied(self.empty), [], []
             if not vectors.is_trained:
                 train(self.empty, x)
                 vectors = copied(self.empty)
             vectors.add(x)
             ids += more_ids
             texts += more_texts
-            if vectors.ntotal >= PART:
-                yield Part(vectors, self.parquet(ids, texts))
-                vectors, ids, texts = copied(self.empty), [], []
         if texts:
             yield Part(vectors, self.parquet(ids, texts))
 
