@@ -155,7 +155,7 @@ def test_simcse_puts_all_pairs_of_a_task_together(world, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_bert_whitening_weighs_subsets_and_whitens_on_train_dev_and_test(world, monkeypatch, tmp_path):
-    (world / "corpus.txt").write_text("".join(f"{' '.join(WORDS[i : i + 4])}\n" for i in range(50)))
+    (world / "corpus.txt").write_text("".join(f"{' '.join((CASED + WORDS)[i : i + 4])}\n" for i in range(50)))
     fit = [f"fit={world / 'corpus.txt'}", "k=5", "sample=null"]
     scores = evaluated(world, monkeypatch, tmp_path, "protocol=bert_whitening", *fit)
     script = Script(world, 64)

@@ -67,6 +67,8 @@ def plan(
     fits = list(dict.fromkeys(fits))
     own = {on: {name: own_texts(on, name, case) for name in tasks} for on in fits if on in OWN}
     corpora = {on: corpus(on) for on in fits if on not in OWN}
+    if case != "as_is":
+        corpora = {on: [text.lower() for text in some] for on, some in corpora.items()}
     fitted = [*(text for by_task in own.values() for text in by_task.values()), *corpora.values()]
     sentences = sorted({*chain(*fitted), *chain(*map(texts, tasks.values()))})
     row = {text: i for i, text in enumerate(sentences)}
