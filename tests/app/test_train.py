@@ -11,6 +11,8 @@ import pytest
 import torch
 from encoders import COMMIT
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from whitenedcse.app import train
@@ -105,6 +107,17 @@ def test_a_run_without_tests_proposes_those_that_fit_its_dev_set(capsys, tmp_pat
         train.ended(config(dev), run, values, [])
         (words,) = re.findall("   (whitenedcse evaluate .*?)   ", capsys.readouterr().out)
         assert shlex.split(words) == ["whitenedcse", "evaluate", "model='outputs/a b'", *tests]
+
+
+def test_ranks_are_told_of_a_folder_by_any_name(monkeypatch):
+    hydras = {"mode": RunMode.RUN, "overrides": {"task": []}}
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.create({"hydra": hydras}))
+    monkeypatch.setattr(train, "again", str)
+    told = []
+    monkeypatch.setattr(train, "launched", lambda words, *_: told.append(words[-1]))
+    for name in ("/x/plain", "/Dropbox (Personal)/x", "/home/müller/a,b=c/it's [x]"):
+        assert train.several(Run(name), 2)
+        assert OverridesParser.create().parse_override(told[-1]).value() == name
 
 
 def test_ranks_share_the_cores_unless_told_otherwise(monkeypatch):

@@ -26,7 +26,7 @@ from whitenedcse import console
 from whitenedcse.app.config import check, check_name, inherited, own_encoder, plain
 from whitenedcse.app.evaluate import scored
 from whitenedcse.app.start import Checked, again, launched, say
-from whitenedcse.console import override
+from whitenedcse.console import override, quoted
 from whitenedcse.distributed import placed
 from whitenedcse.files import checksum
 from whitenedcse.run import OTHER, Run
@@ -223,7 +223,7 @@ def several(run: Run, devices: int) -> bool:
     if devices < 2:
         return False
     words = sys.argv[1:] if hydras.mode == RunMode.RUN else [*hydras.overrides.task, *inherited(hydras)]
-    if status := launched([*words, f"hydra.run.dir={run.path}"], devices, again(run)):
+    if status := launched([*words, f"hydra.run.dir={quoted(str(run.path), bare=True)}"], devices, again(run)):
         sys.exit(status)
     return True
 
