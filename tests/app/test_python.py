@@ -17,8 +17,10 @@ from programs import ROOT, Forked, forking, server, started, surroundings, until
 
 import whitenedcse
 from whitenedcse import Embedder, ProjectionHead
+from whitenedcse.app import python
 from whitenedcse.app import train as scripts
 from whitenedcse.app.config import CONF, label
+from whitenedcse.console import quoted
 from whitenedcse.evaluation import suite
 from whitenedcse.files import checksum
 from whitenedcse.run import Run
@@ -150,6 +152,24 @@ def test_an_encoder_is_evaluated_by_a_call(home, capsys):
     assert name == "whitening-4 (target)" and white.tests("whitening") == white.tests(name)
     assert white.results["rows"][-1]["postprocess"]["k"] == 4 and white.settings["draws"] == 10
     assert "Spearman x 100" in capsys.readouterr().out
+
+
+def test_options_of_settings_have_their_own_where_an_argument_says_nothing(monkeypatch):
+    def composed(script, given, path, **_):
+        words = [f"{name}={quoted(value)}" for name, value in given.items()]
+        with python.configuration(script.__name__, words, path) as config:
+            return config
+
+    monkeypatch.setattr(python, "called", composed)
+    for k in (None, 7):
+        protocol = whitenedcse.evaluate("bert", k=k, settings={"protocol": "bert_whitening"}).protocol
+        assert protocol.rows[2].map.k == (k or 256)
+    chosen = {"monitor": "sts_b", "tasks": "rte"}
+    for more, found in (({}, ("STS-B/dev", ["RTE"])), ({"dev": "d", "tests": "t"}, ("d", ["t"]))):
+        config = whitenedcse.train("bert", "my.txt", settings=chosen, **more)
+        assert (config.monitor.dev, config.tasks.names) == found
+    config = whitenedcse.train("bert", "quickstart")
+    assert (config.monitor.dev, config.tasks.names) == (None, [])
 
 
 def test_runs_are_models_and_one_task_needs_no_list(home):

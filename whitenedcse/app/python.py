@@ -122,6 +122,9 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
         given["loss.temperature"] = temperature
     if lr is not None:
         given["optim.lr"] = lr
+    for group, name in (("monitor", "monitor.dev"), ("tasks", "tasks.names")):
+        if group in (settings or {}) and not given[name]:  # the option has its own
+            del given[name]
     given |= settings or {}
     own = {name: part for name, part in options.items() if not isinstance(part, str)}
     own |= {f"terms.{name}": term for name, term in (terms or {}).items()}
@@ -151,7 +154,7 @@ def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by na
         which is fitted to the sentences of each task unless settings={"fit": ...} names a corpus. One that is
         fitted already becomes part of a model first: whitened(model, fit).save(DIR), and evaluate(DIR). It is
         a further row: `tests()` of the run gives the scores as it is, `tests("whitening")` those whitened.
-    k: the number of components that whitening, pca and prefix keep, None for all.
+    k: the number of components that whitening, pca and prefix keep, None for all, or as a protocol has it.
     pooling: for an encoder that does not define its own; None for the first token, or a decoder's last.
     output: the directory of the run, by default outputs/evaluate-TIME.
     settings: any other settings by their dotted names; `whitenedcse evaluate --help` lists them.
@@ -162,7 +165,8 @@ def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by na
     Traceback (most recent call last):
     FileNotFoundError: ...
     """
-    given: dict[str, Any] = {"model": os.fspath(model), "postprocess": postprocess, "k": k}
+    given: dict[str, Any] = {"model": os.fspath(model), "postprocess": postprocess}
+    given |= {} if k is None else {"k": k}
     if isinstance(tasks, str) and tasks in stems("tasks"):
         given["tasks"] = tasks
     else:
