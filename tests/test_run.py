@@ -191,6 +191,16 @@ def test_a_run_is_named_by_the_time_and_under_slurm_by_what_a_requeued_job_keeps
     assert stamp() == "slurm-7.0"
 
 
+def test_a_model_beside_another_program_s_config_is_of_no_run(tmp_path):
+    (tmp_path / "config.yaml").write_text("lr: 3\n")
+    (tmp_path / "run" / "best").mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text("monitor: {}\n")
+    assert Run.of(tmp_path / "run").path == Run.of(tmp_path / "run/best").path == tmp_path / "run"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "best").mkdir()
+    assert Run.of(tmp_path / "model") is Run.of(tmp_path / "best") is Run.of(tmp_path / "run/none") is None
+
+
 def test_a_run_of_before_this_format_is_refused_and_the_last_version_that_reads_it_is_named(tmp_path):
     (tmp_path / "config.yaml").write_text("seed: 1\n")
     (tmp_path / "versions.json").write_text('{"packages": {"whitenedcse": "0.2.0"}}')

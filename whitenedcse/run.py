@@ -79,10 +79,8 @@ class Run:
     def of(cls, model: str | Path) -> Run | None:
         """The run that a model is the directory or the best checkpoint of; None for any other model."""
         place = Path(expanded(model))
-        for folder in (place, place.parent) if place.exists() else ():
-            if cls(folder).began:
-                return cls(folder)
-        return None
+        folders = (place, place.parent) if place.name == "best" else (place,)
+        return next((run for run in map(cls, folders) if place.exists() and run.trains), None)
 
     # what it holds
 

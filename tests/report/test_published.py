@@ -344,6 +344,13 @@ def test_settings_are_found_from_the_folder_of_the_runs(tmp_path):
         assert len(ours("WhitenedCSE/T1", [here])) == filled
 
 
+def test_a_run_of_train_py_that_was_moved_fills_its_row_by_its_own_tests(tmp_path):
+    here = run(tmp_path / "a", conditions("WhitenedCSE/T1", "WhitenedCSE-BERT base"))
+    scores = json.loads((here / "scores.json").read_text())
+    (tmp_path / "a-trained/scores.json").write_text(json.dumps(scores | {"model": "/where/it/was"}))
+    assert set(ours("WhitenedCSE/T1", [tmp_path / "a-trained"])) == {"WhitenedCSE-BERT base"}
+
+
 def test_a_folder_stands_for_the_runs_below_it(tmp_path):
     wanted = conditions("WhitenedCSE/T1", "WhitenedCSE-BERT base")
     run(tmp_path / "outputs" / "a", wanted)

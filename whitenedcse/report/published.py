@@ -197,9 +197,9 @@ def rows_in(paths: Iterable[str | Path]) -> Iterator[Made]:
 
 
 def training(model: str, path: Path) -> Run | None:
-    """The run of train.py that made a model, or None; its path may be relative to a parent of `path`."""
-    runs = (Run.of(base / model) for base in (Path(), *path.resolve().parents))
-    return next((run for run in runs if run and run.trains), None)
+    """The run of train.py that made a model: at `path`, or where the model is, relative to a parent of it."""
+    places = (path, *(base / model for base in (Path(), *path.resolve().parents)))
+    return next(filter(None, map(Run.of, places)), None)
 
 
 def candidates(
