@@ -99,7 +99,7 @@ def test_fits_indices_and_exports_there_are_as_here(url, source, tmp_path, capsy
     build = ["search", "build", source, f"{url}/corpus.txt", "--whiten", fit, "--dim", "9"]
     assert run(*build, tmp_path / "here") == 0
     assert run(*build, f"{url}/index") == 0
-    assert run(*build, f"{url}/again", "--vectors", f"{url}/vectors") == 0
+    assert run(*build, f"{url}/again", "--vectors", f"{url}/vectors/") == 0
     capsys.readouterr()
     said = []
     for index in (tmp_path / "here", f"{url}/index", f"{url}/again"):

@@ -269,7 +269,7 @@ def arrays(directory: str | Path) -> Iterator[NDArray[Any]]:
         left = f"{len(manifest.files) - len(known)} of {len(manifest.files)} files"
         raise ValueError(f"{out} lacks {left}; repeat its whitenedcse encode, which resumes")
     for number, name in enumerate(manifest.files):
-        path = fetched(f"{out}/{name}")
+        path = fetched(f"{out.rstrip('/')}/{name}")
         with parsing(path, "delete it, and the same command encodes it again"):
             if checksum(path) not in known[name]:
                 raise ValueError("it is not as it was written: its digest differs")
