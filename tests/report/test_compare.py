@@ -228,6 +228,11 @@ def test_a_verdict_says_which_is_better_by_how_much_and_with_how_many_seeds_it_w
     assert f"good-* {test.difference:+.2f} ({test.low:+.2f} .. {test.high:+.2f}, p " in line
     (line,) = compare.compared([str(tmp_path / "good-0"), str(tmp_path / "same-0")], 100).verdict
     assert line.startswith("not shown to differ") and line.endswith("as by seed=1,2,3,4,5")
+    for name in ("good-0", "same-0"):
+        scores = tmp_path / name / "scores.json"
+        scores.write_text(json.dumps(json.loads(scores.read_text()) | {"seed": None}))
+    (line,) = compare.compared([str(tmp_path / "good-0"), str(tmp_path / "same-0")], 100).verdict
+    assert line.startswith("not shown to differ") and line.endswith(", as far as these pairs or texts tell")
 
 
 def test_as_many_seeds_are_proposed_as_show_the_difference_in_four_of_five_studies():

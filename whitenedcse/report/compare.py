@@ -168,6 +168,8 @@ def sized(d: Difference) -> str:
 def lacking_seeds(d: Difference, tests: int) -> str:
     """Why a difference is not shown: how many seeds there are, and how many would show it."""
     n = len(d.apart)
+    if not any(isinstance(seed, int) for scores in d.scores for seed in scores.values):
+        return "as far as these pairs or texts tell"  # of encoders that were not trained here
     if min(len(scores.values) for scores in d.scores) == 1:
         return "with one seed, which says nothing of others: train more, as by seed=1,2,3,4,5"
     if n < 2:
