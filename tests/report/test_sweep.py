@@ -187,6 +187,8 @@ def test_what_a_folder_or_a_pattern_has_is_in_natural_order(tmp_path, monkeypatc
     for name in ("s", "s/*"):
         found = sweep.runs(sweep.paths([name, "a"]))
         assert [run.path.name for run in found] == [*map(str, range(12)), "a"]  # 10 and 11 come after 9
+    (tmp_path / "a[1]").mkdir()
+    assert sweep.paths(["a[1]"]) == [Path("a[1]")]
 
 
 def test_seeds_csv_has_every_run_with_all_its_digits(tmp_path):

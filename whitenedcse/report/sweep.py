@@ -146,7 +146,7 @@ def paths(names: Iterable[str]) -> list[Path]:
     """The directories that names or patterns match, in natural order; FileNotFoundError for none."""
     found: dict[Path, Path] = {}
     for name in names:
-        matched = map(Path, glob.glob(name) if glob.has_magic(name) else [name])
+        matched = map(Path, [name] if Path(name).is_dir() else glob.glob(name))
         here = sorted((path for path in matched if path.is_dir()), key=natural)
         if not here:
             raise FileNotFoundError(f"{name}: no such directory of runs")
