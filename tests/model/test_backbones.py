@@ -11,7 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import packed
 from whitenedcse.model.encoder import Encoder, behind, padded_right
-from whitenedcse.ragged import ragged
+from whitenedcse.ragged import ragged, split
 
 PARTS = ("q", "k", "v", "post_attention", "intermediate", "output")
 POOLED = {  # encoders of text in Transformers that come with a pooler and need settings besides
@@ -139,6 +139,8 @@ def test_a_sentence_is_encoded_as_by_itself_whatever_is_beside_it(kind, tokenize
     for first in (False, True):
         alone = torch.cat([encoder(ragged([row]), [1, -1], first=first) for row in rows], dim=1)
         assert_close(encoder(ragged(rows), [1, -1], first=first), alone, atol=1e-4, rtol=1e-4)
+        chunks = [encoder(part, [1, -1], first=first) for part in split(ragged(rows), 1)]
+        assert_close(torch.cat(chunks, dim=1), alone, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")

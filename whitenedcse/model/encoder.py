@@ -94,7 +94,7 @@ class Encoder(nn.Module):
         if self.attention(batch.ids.device) != "padded":
             compiled = self.compiled and self.training
             return packed.hidden(self.backbone, batch, wanted, first=first, seed=seed, compiled=compiled)
-        if batch.n > 1 and self.mixes and len(set(batch.bounds.diff().tolist())) > 1:
+        if self.mixes and {*batch.bounds.diff().tolist()} != {batch.longest}:  # of which a chunk has none
             return self.by_length(batch, layers, first)
         where, every = ragged.mask(batch), wanted != [self.depth]
         padded = ragged.pad(batch, self.tokenizer.pad_token_id or 0)
