@@ -278,6 +278,7 @@ def files(path: str) -> list[str]:
             system.invalidate_cache()
             one = suffix(path) in KINDS
             paths = [path] if one else [system.unstrip_protocol(file) for file in system.find(inside)]
+            path = path if one else system.unstrip_protocol(inside)  # az:// becomes abfs:// in both
     elif not Path(path).exists():
         return []
     elif Path(path).is_file():
