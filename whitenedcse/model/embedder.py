@@ -21,7 +21,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from whitenedcse.compute import each, full_precision, without_autocast
+from whitenedcse.compute import at_least_float32, each, full_precision, without_autocast
 from whitenedcse.console import pace, say
 from whitenedcse.data.remote import published
 from whitenedcse.data.tokens import token_ids
@@ -111,7 +111,7 @@ class Embedder(nn.Module):
 
     def pooler(self, x: Tensor) -> Tensor:
         """The checkpoint's own pooler where the pooling is "pooler", else the identity: (n, d) -> (n, d)."""
-        return self.encoder.pooler(x) if self.pooling.kind == "pooler" else x
+        return at_least_float32(self.encoder.pooler(x)) if self.pooling.kind == "pooler" else x
 
     def unread(self, *, layers: bool = True) -> list[nn.Parameter]:
         """The encoder's weights that no vector depends on: its pooler's, those above the pooled `layers`."""
