@@ -239,7 +239,7 @@ def weights(rank, world):
     return torch.randn(3, 4 * world, 2, dtype=torch.float64, generator=generator)
 
 
-def fitted(tokenizer, folder, head):
+def fitted(tokenizer, folder, head, **settings):
     """Weights after four clipped steps of the real trainer, on the real data, and the evaluations."""
     rank, world = place()
     if world > 1:
@@ -249,7 +249,7 @@ def fitted(tokenizer, folder, head):
     data = SentenceData(corpus=str(folder / "corpus.tsv"), columns=["a", "b", "c"], **sizes)
     best = {"directory": folder / f"best{world}", "say": lambda text: None}
     monitor = Monitor(dev=[DEV], every=2, patience=None, **best)
-    module = module_of(encoder_of(tokenizer), head, 2)
+    module = module_of(encoder_of(tokenizer), head, 2, **settings)
     many = {"devices": world, "accelerator": "cpu", "strategy": "ddp" if world > 1 else "auto"}
     quiet = {"logger": False, "enable_progress_bar": False, "callbacks": [monitor]}
     Trainer(chunk=None, max_epochs=2, gradient_clip_val=0.01, **many, **quiet).fit(module, data)
@@ -270,6 +270,7 @@ def everything(tokenizer, folder):
     }
     if place()[1] < 4:
         outcome["fits"] = {head: fitted(tokenizer, folder, head) for head in FITS}
+        outcome["apart"] = fitted(tokenizer, folder, "zca", gather=False)["weights"]
     return outcome
 
 
@@ -405,6 +406,13 @@ def test_without_gathering_each_device_has_its_own_statistics_and_negatives(worl
         for rank in worlds[world]:
             assert apart(rank["own"]["gradient"], mean) < 1e-10
         assert apart(mean, worlds[1][0]["own"]["gradient"]) > 0.1  # gather=true gives that of one process
+
+
+@pytest.mark.slow
+def test_without_gathering_all_ranks_evaluate_by_the_running_statistics_of_the_first(worlds):
+    first, second = (outcome["apart"] for outcome in worlds[2])
+    assert {"embedder.head.before.mean", "embedder.head.before.covariance"} < first.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.slow

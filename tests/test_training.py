@@ -28,7 +28,7 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import concatenate, ragged
-from whitenedcse.training.loss import ContrastiveLoss, Matryoshka
+from whitenedcse.training.loss import ContrastiveLoss, Matryoshka, Step
 from whitenedcse.training.module import ContrastiveTraining, adamw, reseed, seed_of
 from whitenedcse.training.monitor import DevSet, Monitor
 from whitenedcse.training.terms import MaskedLanguageModel
@@ -354,6 +354,27 @@ def test_a_term_sees_a_step_and_joins_the_loss_with_its_weight(bert, tmp_path):
     assert step.x.grad_fn is not None
     with pytest.raises(ValueError, match=r"terms.mlm: metrics.csv has train/mlm already"):
         module_of(bert, mlm, terms={"mlm": term})
+
+
+class Predicted(torch.nn.Module):
+    """How far a learnt map of the first view is from the second."""
+
+    weight = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.map = torch.nn.Linear(16, 16)
+
+    def forward(self, step):
+        return (self.map(step.x[0]) - step.x[1]).square().mean()
+
+
+def test_weights_of_a_loss_and_of_a_term_train_too(bert, tmp_path):
+    loss, term = Predicted(), Predicted()
+    loss.forward = lambda z, negatives=None: Predicted.forward(loss, Step(None, z, z))
+    before = loss.map.weight.clone(), term.map.weight.clone()
+    fit(module_of(bert, loss=loss, terms={"own": term}), tmp_path, steps=1)
+    assert not torch.equal(loss.map.weight, before[0]) and not torch.equal(term.map.weight, before[1])
 
 
 def test_a_weight_that_cannot_train_is_refused_before_anything_is_computed(bert):

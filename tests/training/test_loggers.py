@@ -203,7 +203,7 @@ def test_diversity_is_that_of_the_steps_positives(bert, tmp_path, position, pass
     assert column(tmp_path, "train/diversity_after") == pytest.approx([mean_distance(after[:3])], rel=1e-5)
 
 
-@pytest.mark.parametrize(("every", "steps"), [(5, [5, 10]), (8, [8]), (12, [12]), (13, [12]), (100, [12])])
+@pytest.mark.parametrize(("every", "steps"), [(5, [5, 10]), (8, [8]), (13, [12]), (100, [12]), (0, [12])])
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_a_run_of_fewer_steps_than_are_between_two_lines_logs_its_last(bert, tmp_path, every, steps):
     run(module_of(bert), tmp_path, Record(), log_every_n_steps=every)

@@ -253,7 +253,7 @@ def begun(
     if others:
         say(f"--force: what came before this step was made with something else: {', '.join(others)}")
     if changed:
-        say(f"results may differ in the last bits: {', '.join(changed)}")
+        say(f"results may differ: {', '.join(changed)}")
     return checkpoint
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -104,7 +105,7 @@ class Record(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Observe the head's first whitening from now on."""
-        self.every = min(trainer.log_every_n_steps, trainer.estimated_stepping_batches)  # type: ignore[attr-defined]
+        self.every = min(trainer.log_every_n_steps or math.inf, trainer.estimated_stepping_batches)  # type: ignore[attr-defined]
         module: Any = pl_module
         head = module.embedder.head
         if (whitener := head.after if head.before is None else head.before) is not None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -29,7 +29,7 @@ from whitenedcse.inputs import takes_numbers
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.ragged import Ragged, concatenate, split
 from whitenedcse.training.loss import ContrastiveLoss, Loss, Matryoshka, Step, Term, scalar
-from whitenedcse.training.parallel import cut, encoded, equal_sizes, gathered, place
+from whitenedcse.training.parallel import copy_first, cut, encoded, equal_sizes, gathered, place
 from whitenedcse.training.terms import MaskedLanguageModel
 
 
@@ -106,7 +106,8 @@ class ContrastiveTraining(LightningModule):
     terms: further terms by name, each added to the loss with weight `term.weight`.
     optimizer: a function of the parameters and `total_steps` that returns an optimiser and a schedule.
     seed: dropout is a function of (seed, epoch, batch, rank), permutations of (seed, epoch, batch).
-    gather: whether whitening statistics and negatives are those of all ranks or each rank's own.
+    gather: whether whitening statistics and negatives are those of all ranks or each rank's own; running
+        statistics are then the first rank's.
     chunk: encode this many sentences at a time without keeping their activations; each chunk is encoded
         again, with the same dropout, for its gradient. None for all at once.
     compiled: whether the layers are computed by torch.compile, for batches without padding on a GPU.
@@ -142,6 +143,7 @@ class ContrastiveTraining(LightningModule):
         self.embedder, self.loss, self.optimizer = embedder, loss, optimizer
         self.views, self.mlm, self.seed, self.gather, self.chunk = views, mlm, seed, gather, chunk
         self.terms, self.compiled = dict(terms), compiled
+        self.modules_of_terms = nn.ModuleList(t for t in terms.values() if isinstance(t, nn.Module))
         self.train()  # Transformers loads in eval mode, and Lightning keeps it: dropout would be off
 
     def configure_callbacks(self) -> list[Callback]:
@@ -169,6 +171,11 @@ class ContrastiveTraining(LightningModule):
             self.log_dict({f"train/{name}": part.detach() for name, part in parts.items()}, logger=False)
         self.log("train/loss", loss.detach(), logger=False)  # a bar would read it every step
         return loss
+
+    def on_after_backward(self) -> None:
+        """Without gathering keep the first rank's running statistics alone, as a checkpoint does."""
+        if not self.gather:
+            copy_first(self.embedder.head.buffers())
 
     def contrastive_parts(self, batch: Batch, position: tuple[int, ...]) -> dict[str, Tensor]:
         """The loss of a batch at a position in the run as "contrastive", and the value of each term."""
@@ -245,6 +252,8 @@ class ForTheRun(Callback):
         """Freeze. Raises ValueError for a precision in which the weights or the loss would be rounded."""
         module: Any = pl_module
         check_precision(str(trainer.precision))
+        if str(trainer.precision) == "64-true":  # before Lightning does: a checkpoint is read in between
+            module.double()
         module.sizes_checked = False
         self.frozen = [weight for weight in module.idle() if weight.requires_grad]
         for weight in self.frozen:

@@ -72,6 +72,12 @@ def summed(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
+def copy_first(tensors: Iterable[Tensor]) -> None:
+    """Give tensors the values that they have on the first rank, in place."""
+    for tensor in tensors if place()[1] > 1 else ():
+        dist.broadcast(tensor, 0)
+
+
 def from_first(make: Callable[[], Value]) -> Value:
     """The result of `make` on the first rank, on every rank."""
     rank, world = place()

@@ -180,7 +180,7 @@ class Safekeeping(Callback):
         finite = outputs["loss"].isfinite().logical_or(self.bad >= 0)
         self.bad = torch.where(finite, self.bad, at)
         due = (trainer.log_every_n_steps, self.monitor.every)  # type: ignore[attr-defined]
-        if any(trainer.global_step % steps == 0 for steps in due):
+        if any(steps and trainer.global_step % steps == 0 for steps in due):
             self.check_losses(trainer)
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
