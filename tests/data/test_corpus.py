@@ -60,6 +60,9 @@ def test_one_frame_gives_equal_pairs_whatever_the_format_here_or_at_a_url(tmp_pa
             assert sentences(place, "a", "b") == PAIRS, place
         if kind in ("csv", "tsv", "jsonl"):  # as pairs of a task are read
             assert [(row["a"], row["b"]) for _, row in fields(path, {})] == PAIRS
+        other = saved(FRAME, tmp_path / f"x[1].{kind}")  # is no pattern, which x1 would fit
+        saved(FRAME[::-1], tmp_path / f"x1.{kind}")
+        assert sentences(other, "a", "b") == PAIRS, other
         alone = saved(FRAME[["id", "b"]], tmp_path / f"alone.{kind}")
         if kind not in ("csv", "tsv"):  # where numbers are text too
             assert sentences(alone) == [(b,) for b in FRAME["b"]], kind

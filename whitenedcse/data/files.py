@@ -15,6 +15,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -191,8 +192,9 @@ def streamed(path: str | Path, kind: str) -> Iterator[tuple[str, dict[str, Any]]
     """The rows of a Parquet file or of a JSON array."""
     from datasets import load_dataset
 
+    name = str(path) if "://" in str(path) else escape(str(path))  # which is taken for a pattern
     with filesystem(path):
-        every = load_dataset(kind, data_files=[str(path)], split="train", streaming=True)
+        every = load_dataset(kind, data_files=[name], split="train", streaming=True)
         for number, record in enumerate(every, 1):
             yield f"{path}:{number}", record
 
