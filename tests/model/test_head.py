@@ -98,6 +98,13 @@ def test_eval_mode_is_the_affine_transform_of_the_running_statistics():
             assert_close(found.abs() if kind == "pca" else found, expected, rtol=1e-6, atol=1e-9)
 
 
+def test_a_whitening_of_float32_evaluates_float64():
+    for kind in KINDS:
+        whitener, x = Whitener(8, kind=kind, group_width=4), views().double()
+        assert whitener(x).dtype == torch.float64
+        assert_close(whitener.eval()(x), whitener(x.float()).double(), atol=1e-5, rtol=1e-5)
+
+
 def test_evaluation_decomposes_the_running_statistics_once_for_as_long_as_they_stay(monkeypatch):
     whitener, calls = Whitener(8, whitening(kind="zca")).train(), []
     whitener(views())

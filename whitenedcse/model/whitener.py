@@ -202,7 +202,7 @@ class Whitener(nn.Module):
     def affine(self, x: Tensor, mean: Tensor, matrix: Tensor) -> Tensor:
         """(x - mean) times the matrix of each group: (v, n, d), (d,), (g, w, w) -> (v, n, d)."""
         grouped = (x - mean).unflatten(-1, (-1, self.group_width)).unsqueeze(-2)  # (v, n, g, 1, w)
-        return (grouped @ matrix).flatten(-3)
+        return (grouped @ matrix.to(grouped.dtype)).flatten(-3)
 
     def matrix(self, mean: Tensor, covariance: Tensor) -> Tensor:
         """Whitening matrices for row vectors, from mean (d,) and covariances (g, w, w): (g, w, w)."""
