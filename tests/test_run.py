@@ -208,3 +208,26 @@ def test_a_run_of_before_this_format_is_refused_and_the_last_version_that_reads_
         _ = Run(tmp_path).settings
     (tmp_path / "versions.json").write_text('{"packages": {"whitenedcse": "0.2.0"}, "format": "0.3"}')
     assert Run(tmp_path).settings == {"seed": 1}
+
+
+def test_the_commit_is_of_this_package_and_not_of_the_project_whose_environment_it_is_in(
+    tmp_path, monkeypatch
+):
+    def git(*words):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
+
+    package = tmp_path / ".venv/lib/whitenedcse/compute.py"
+    package.parent.mkdir(parents=True)
+    package.write_text("")
+    (tmp_path / ".gitignore").write_text(".venv\n")
+    git("init")
+    git("add", ".gitignore")
+    git("commit", "-m", "theirs")
+    monkeypatch.setattr(compute, "__file__", str(package))
+    assert compute.commit() is None
+    git("add", "-f", ".venv")
+    git("commit", "-m", "a copy")
+    assert re.fullmatch("[0-9a-f]{40}", compute.commit())
+    package.write_text("# changed")
+    assert compute.commit().endswith("+changes")

@@ -205,14 +205,15 @@ def environment() -> dict[str, Any]:
 def commit() -> str | None:
     """The git commit of this source tree, "+changes" if package or conf differ; None outside a checkout."""
     git = ["git", "-C", str(Path(__file__).parent)]
+    own = ["ls-files", "--error-unmatch", Path(__file__).name]  # an environment may lie in another checkout
     try:
         said = [
             subprocess.run([*git, *asked], capture_output=True, text=True, check=True).stdout.strip()
-            for asked in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", ".", "../conf"])
+            for asked in (own, ["rev-parse", "HEAD"], ["status", "--porcelain", "--", ".", "../conf"])
         ]
     except (OSError, subprocess.CalledProcessError):
         return None
-    return said[0] + ("+changes" if said[1] else "")
+    return said[1] + ("+changes" if said[2] else "")
 
 
 if hasattr(os, "register_at_fork"):
