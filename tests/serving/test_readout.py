@@ -1,6 +1,8 @@
 """From an encoder and scored pairs to its best readout: what is found, what is folded in, what is refused."""
 
 import csv
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,6 +99,10 @@ def test_the_command_writes_an_encoder_that_other_commands_read(with_bert, capsy
     assert found == {"model", "readouts.csv", "readouts.png"}
     x = Embedder.load("it's found/model").encode(LEFT[:2])
     assert np.isfinite(x).all()
+    to = ["--to", "sentence-transformers", "--no-verify"]
+    assert cli.main(["export", "it's found/model", "exported", *to]) == 0
+    card = Path("exported/README.md").read_text()
+    assert re.search(rf"\n- \w+, \d+ components, fitted to {len(TEXTS)} texts of my.txt\n", card)
 
 
 def test_evaluate_py_scores_the_readout_that_pairs_choose_and_leaves_alone_what_gains_nothing(with_bert):

@@ -112,7 +112,9 @@ def readout(
     tried, judged = chosen(embedder, moments, scored)
     best = tried[judged.best]
     spectrum = Spectrum.of(*moments[best.pooling].of(best.layers))
-    return Found(facts, tried, judged, folded(embedder, best, spectrum) if judged.shown else embedder)
+    place = {"corpus": os.fspath(corpus)} if isinstance(corpus, str | os.PathLike) else {}
+    about = {"texts": moments["mean"].n, **place}
+    return Found(facts, tried, judged, folded(embedder, best, spectrum, about) if judged.shown else embedder)
 
 
 def joined(pairs: str | os.PathLike[str] | Subset) -> Subset:
@@ -151,12 +153,16 @@ def chosen(embedder: Embedder, moments: dict[str, Moments], pairs: Subset) -> tu
     return tried, choice(pairs.gold, own, np.concatenate(found, axis=1), sizes)
 
 
-def folded(embedder: Embedder, best: Readout, spectrum: Spectrum) -> Embedder:
-    """The embedder with another pooling and the map as its last step; unit length stays last where it was."""
+def folded(embedder: Embedder, best: Readout, spectrum: Spectrum, about: Mapping[str, Any]) -> Embedder:
+    """The embedder with another pooling and the map as its last step; unit length stays last where it was.
+
+    about: the texts that the map was fitted to, for its provenance.
+    """
     provenance: dict[str, Any] = {"kind": best.map.kind, "readout": str(best)}
     final = None
     if best.map.kind != "none":
         weight = matrix(best.map, spectrum).T
+        provenance |= {"k": len(weight), **about}
         final = Final(
             weight=torch.from_numpy(weight.copy()),
             bias=torch.from_numpy(-weight @ spectrum.mean),
