@@ -22,6 +22,7 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.sentence_transformers import ForeignModules
+from whitenedcse.run import Run
 from whitenedcse.serving import card
 from whitenedcse.serving import export as export_module
 from whitenedcse.serving.export import FORMATS, TEXTS, Graph, difference, export
@@ -272,6 +273,8 @@ def test_the_card_of_a_run_says_what_it_was_trained_on_and_what_it_scored(embedd
         assert f"- {said}\n" in text
     assert re.search(r"\| STS-B \| 9 \| 73.00 ±2.90 \|", text)
     assert ModelCard(text).data.base_model == "owner/base" and str(tmp_path) not in text
+    export(Run(tmp_path / "run"), out, "transformers", verify=False)
+    assert (out / "README.md").read_text().startswith(text.partition("- in 64 texts")[0])
     (tmp_path / "run/scores.json").unlink()
     assert cli.main(command) == 0 and "- not finished: this is its best" in (out / "README.md").read_text()
 

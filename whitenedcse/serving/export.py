@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
@@ -43,7 +44,7 @@ PLAIN = (
 
 
 def export(
-    embedder: Embedder | str | Path,
+    embedder: Embedder | str | os.PathLike[str],
     out: str | Path,
     to: str,
     *,
@@ -66,6 +67,7 @@ def export(
     if to not in FORMATS:
         raise ValueError(f"to={to!r} is not one of {', '.join(FORMATS)}")
     place = embedder.encoder.source if isinstance(embedder, Embedder) else embedder
+    place = os.fspath(place) if isinstance(place, os.PathLike) else place  # of a Run, too
     source = str(source or place or "random weights")
     with published(out, EXPORT) as path:
         check_target(path, to, verify)
