@@ -9,6 +9,7 @@ import torch
 from encoders import SENTENCES, embedder_of
 from numpy.testing import assert_array_equal
 
+from whitenedcse.data.tokens import identity, token_ids
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import pretrained
@@ -35,6 +36,16 @@ def learn(embedder):
     with torch.no_grad():
         embedder.encoder.backbone.get_input_embeddings().weight.add_(1.0)
     return value(embedder)
+
+
+def test_what_was_tokenised_before_leaves_no_trace(best):
+    directory, embedder, _ = best
+    sums = set()
+    for before in (lambda words: None, identity, lambda words: token_ids(SENTENCES, words, 5)):
+        before(embedder.encoder.tokenizer)
+        checkpoint.save(embedder, directory)
+        sums.add((directory / "digests.json").read_text())
+    assert len(sums) == 1
 
 
 def test_after_a_kill_between_two_renames_the_old_is_read_and_the_next_written(best, monkeypatch, tmp_path):

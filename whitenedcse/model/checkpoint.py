@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from whitenedcse.console import override
 from whitenedcse.data.files import hidden
-from whitenedcse.data.tokens import identity
+from whitenedcse.data.tokens import identity, ids_of
 from whitenedcse.files import drafted, parsing, read_json, restore, seal, tensors
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.embedder import Embedder, check_embedding
@@ -46,7 +46,9 @@ def save(embedder: Embedder, directory: Path, step: int | None = None) -> None:
     embedder = embedder.merged()
     with drafted(directory) as draft:
         embedder.encoder.backbone.save_pretrained(draft)
-        embedder.encoder.tokenizer.save_pretrained(draft)
+        tokenizer = embedder.encoder.tokenizer
+        ids_of([""], tokenizer, embedder.max_length)  # else its file has the truncation of the call before
+        tokenizer.save_pretrained(draft)
         head = kept(embedder.head).state_dict()
         save_file({name: value.contiguous() for name, value in head.items()}, draft / HEAD)
         if embedder.final is not None:
