@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from whitenedcse.console import Grid, override
 from whitenedcse.evaluation.protocol import particular
 from whitenedcse.evaluation.tasks import OWN
+from whitenedcse.report.sweep import paths
 from whitenedcse.report.tables import meaning, number
 from whitenedcse.run import Run, as_yaml, flat
 
@@ -86,11 +87,9 @@ def report(key: str, compose: Compose, runs: Iterable[str | Path] = ()) -> Grid:
     """
     if key not in tables():
         raise ValueError(f"no published table {key!r}; whitenedcse report --list names them")
-    table, made = tables()[key], list(rows_in(runs))
+    table = tables()[key]
     columns: list[str] = table["columns"]
-    possible = {row["label"]: candidates(row, table, made, compose) for row in table["rows"]}
-    own = {label: filling(every) for label, every in possible.items()}
-    near = nearest(possible)
+    found = placed(table, list(rows_in(runs)), compose)
     how = f"; {meaning(table['aggregation'])}" if table["aggregation"] else ""
     notes = [f"{table['source']}. {table['metric']}{how}.", *table["notes"]]
     rows: list[tuple[str, ...]] = []
@@ -98,11 +97,11 @@ def report(key: str, compose: Compose, runs: Iterable[str | Path] = ()) -> Grid:
     for row in table["rows"]:
         label = row["label"]
         rows.append((label, "cited" if row["cited"] else "published", *map(number, row["values"])))
-        if own[label]:
-            rows += compared(row, columns, own[label])
-            notes.append(account(label, columns, own[label]))
+        if own := filling(found[label]):
+            rows += compared(row, columns, own)
+            notes.append(account(label, columns, own))
             continue
-        for one in near.get(label, []):
+        for one in found[label]:
             rows.append((label, "near miss", *(number(cell(column, one.values)) for column in columns)))
             notes.append(f"near miss, {label}: {one.made.path}: {'; '.join(one.differences)}")
         if row["command"]:
@@ -174,22 +173,16 @@ def of_training(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def rows_in(paths: Iterable[str | Path]) -> Iterator[Made]:
+def rows_in(names: Iterable[str | Path]) -> Iterator[Made]:
     """The rows of the runs with scores of tests in directories or below them, oldest run first."""
     runs: dict[Path, Run] = {}
-    for path in map(Path, paths):
-        if not path.exists():
-            raise FileNotFoundError(
-                f"{path}: no such directory; whitenedcse evaluate model=MODEL makes a run"
-            )
-        alone = (path / "scores.json").is_file()
-        found = [Run(path)] if alone else [Run(file.parent) for file in path.rglob("scores.json")]
-        tested = {run.path.resolve(): run for run in found if "rows" in (run.scores or {})}
-        if alone and not tested:
-            raise ValueError(
-                f"{path} was not evaluated on tests: first whitenedcse evaluate {override('model', path)}"
-            )
-        runs |= tested
+    for folder in paths(map(str, names)):
+        files = list(folder.rglob("scores.json"))
+        tested = [run for run in (Run(file.parent) for file in files) if "rows" in run.results]
+        if folder / "scores.json" in files and not tested:
+            cure = f"first whitenedcse evaluate {override('model', folder)}"
+            raise ValueError(f"{folder} was not evaluated on tests: {cure}")
+        runs |= {run.path.resolve(): run for run in tested}
     for run in sorted(runs.values(), key=lambda run: (run.path / "scores.json").stat().st_mtime):
         trained = training(run.results["model"], run.path)
         for row in run.results["rows"]:
@@ -202,31 +195,41 @@ def training(model: str, path: Path) -> Run | None:
     return next(filter(None, map(Run.of, places)), None)
 
 
-def candidates(
-    row: Mapping[str, Any], table: Mapping[str, Any], made: Iterable[Made], compose: Compose
-) -> list[Candidate]:
-    """The rows of scores that might stand for a published row, each with its scores and what differs.
+def placed(table: Mapping[str, Any], made: Sequence[Made], compose: Compose) -> dict[str, list[Candidate]]:
+    """The rows of scores by the label of the published row that they fill or, else, are nearest to.
 
     What is read from a file of a run is the same for all rows of the run: the nearest of them has it.
     """
+    of_file = any("file" in row for row in table["rows"])
+
+    def unit(one: Made) -> Any:
+        return one.path if of_file else (one.path, one.row["name"])
+
+    units: dict[Any, list[tuple[str, Candidate]]] = {unit(one): [] for one in made}
+    for row in table["rows"]:
+        for one in candidates(row, table, made, compose):
+            units[unit(one.made)].append((row["label"], one))
+    found: dict[str, list[Candidate]] = {row["label"]: [] for row in table["rows"]}
+    for pairs in units.values():
+        fewest = min((len(one.differences) for _, one in pairs), default=0)
+        nearest = [(label, one) for label, one in pairs if len(one.differences) == fewest <= NEAR]
+        for label, one in nearest[:1] if fewest else nearest:
+            found[label].append(one)
+    return found
+
+
+def candidates(
+    row: Mapping[str, Any], table: Mapping[str, Any], made: Iterable[Made], compose: Compose
+) -> Iterator[Candidate]:
+    """The rows of scores of the kind of a published row, each with its scores and what differs."""
     trains = "train.py" in (row["command"] or "")
     same = [one for one in made if row["command"] and one.conditions["trained"] == trains]
-    if not same:
-        return []
-    wanted = asked(row, compose)  # takes a third of a second
-    found: dict[Any, Candidate] = {}
+    wanted = asked(row, compose) if same else {}  # takes a third of a second
     for one in same:
         values = read(row, table, one)
-        if one.conditions["transform"] != wanted["transform"] or not any(
-            cell(column, values) is not None for column in table["columns"]
-        ):
-            continue
-        differ = list(differences(wanted, one.conditions))
-        of_run = row.get("file") not in (None, "geometry")
-        key = one.path if of_run else (one.path, one.row["name"])
-        if key not in found or len(differ) < len(found[key].differences):
-            found[key] = Candidate(one, values, differ)
-    return list(found.values())
+        known = any(cell(column, values) is not None for column in table["columns"])
+        if known and one.conditions["transform"] == wanted["transform"]:
+            yield Candidate(one, values, list(differences(wanted, one.conditions)))
 
 
 def differences(wanted: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
@@ -271,21 +274,6 @@ def filling(every: Iterable[Candidate]) -> list[Ours]:
             model.values.update(one.values)
             model.paths.append(one.made.path)
     return list(models.values())
-
-
-def nearest(possible: Mapping[str, list[Candidate]]) -> dict[str, list[Candidate]]:
-    """Of the candidates by label, those that differ in little; each beside its nearest row alone."""
-    best: dict[tuple[Path, str], tuple[str, Candidate]] = {}
-    for label, candidates in possible.items():
-        for one in candidates:
-            key = (one.made.path, one.made.row["name"])
-            if key not in best or len(one.differences) < len(best[key][1].differences):
-                best[key] = (label, one)
-    near: dict[str, list[Candidate]] = {}
-    for label, one in best.values():
-        if 0 < len(one.differences) <= NEAR:
-            near.setdefault(label, []).append(one)
-    return near
 
 
 def read(wanted: Mapping[str, Any], table: Mapping[str, Any], made: Made) -> dict[str, float]:
