@@ -22,6 +22,12 @@ def compared(differences: Sequence[float]) -> Comparison:
     return tested(math.fsum(differences) / len(differences), [of_mean(differences)])
 
 
+def paired_by_seed(one: Mapping[int, float], other: Mapping[int, float]) -> Comparison | None:
+    """The difference one - other over the seeds that both have; None for fewer than two such seeds."""
+    found = apart(one, other)
+    return compared(found) if len(found) > 1 else None
+
+
 def bound(differences: Sequence[float]) -> float:
     """The least number that two one-sided t tests at 5 % show the size of the mean difference to be below.
 

@@ -21,10 +21,10 @@ import numpy as np
 from scipy.stats import rankdata, spearmanr
 
 from results.markdown import listed, table, text
-from results.paired import apart, bound, compared
+from results.paired import apart, bound, compared, paired_by_seed
 from results.study.contrasts import AFTER, AS_IS, score
 from whitenedcse.evaluation.statistics import ALPHA, Comparison, holm
-from whitenedcse.report.compare import paired_by_seed, spread
+from whitenedcse.report.compare import spread
 
 HERE = Path(__file__).parent
 ENCODERS = {"lab_pretrained": "from scratch", "lab_minilm": "minilm-mlm"}

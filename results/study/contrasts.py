@@ -16,8 +16,9 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from results.markdown import listed, table
+from results.paired import paired_by_seed
 from whitenedcse.evaluation.statistics import Comparison, holm
-from whitenedcse.report.compare import paired_by_seed, spread
+from whitenedcse.report.compare import spread
 from whitenedcse.report.published import STS as TASKS
 from whitenedcse.report.published import tables
 

@@ -49,7 +49,7 @@ def test_differences_are_paired_by_seed_and_tested_as_scipy_tests_them(tmp_path,
         assert shown["p (Holm)"] == f"{corrected:.2g}"
     assert row(grid, "simcse")["difference"] == ""
     assert f"difference ({'test average' if tests else 'dev best'})" in grid.columns
-    assert any(note.startswith("whitenedcse: seeds 4, 5 have no partner") for note in grid.notes)
+    assert "whitenedcse: paired by the 3 seeds that are in both" in grid.notes
 
 
 def test_one_pair_of_seeds_has_a_difference_and_the_reason_for_no_test(tmp_path):
@@ -57,8 +57,7 @@ def test_one_pair_of_seeds_has_a_difference_and_the_reason_for_no_test(tmp_path)
         trained(tmp_path / str(number), 1, best, None, system, views=number + 2)
     (grid, *_) = table([tmp_path])
     assert [line[-3:] for line in grid.rows] == [["", "", ""], ["+1.50", "-", "-"], ["-0.75", "-", "-"]]
-    said = "-: a test needs two seeds or more, as by seed=1,2"
-    assert [note for note in grid.notes if note.startswith("-")] == [said]
+    assert "group: not paired, as one run each says nothing of other seeds" in grid.notes
 
 
 def test_means_and_spreads_are_those_of_numpy_for_every_row_of_the_tests(tmp_path):
@@ -80,7 +79,7 @@ def test_means_and_spreads_are_those_of_numpy_for_every_row_of_the_tests(tmp_pat
 
 
 def test_averages_over_different_tests_are_not_compared(tmp_path):
-    said = "not all runs have scores of the same tests: averages differ by these"
+    said = "in the csv file alone, as not all runs have the same data: as it is: average"
     folder = swept(tmp_path / "s")
     file, *_ = folder.glob("*/scores.json")
     content = json.loads(file.read_text())
@@ -88,17 +87,18 @@ def test_averages_over_different_tests_are_not_compared(tmp_path):
         line["sts"]["tasks"]["SICK-R"] = line["sts"]["tasks"]["STS-B"]
     file.write_text(json.dumps(content))
     assert compare.main_score(sweep.gathered(sweep.runs([folder])))[0] == "dev best (all)"
-    grid = table([folder])[0]
-    assert said in grid.notes and "difference (dev best)" in grid.columns and "test average" in grid.columns
-    why = "the difference is that of dev best, because not all runs have scores of the same tests"
-    assert why in grid.notes
+    grid, *others = table([folder])
+    assert f"{said}, whitened (target): average" in grid.notes
+    assert "difference (dev best)" in grid.columns and "test average" not in grid.columns
+    assert others[2].columns == ["", "STS12", "STS-B", "SICK-R"]
     trained(tmp_path / "t" / "untested", 1, 50.0, None, "simcse", views=9)
-    assert why in table([swept(tmp_path / "t")])[0].notes
+    assert "difference (dev best)" in table([swept(tmp_path / "t")])[0].columns
     for i in (1, 2):  # tests of one name with other content
         facts = trained(tmp_path / "u" / str(i), average=60.0 + i, views=i) / "versions.json"
-        more = {"content": {"tasks.my.csv": str(i), "encoder.path": str(i)}}
+        more = {"content": {"tasks.STS12": str(i), "encoder.path": str(i)}}
         facts.write_text(json.dumps(json.loads(facts.read_text()) | more))
-    assert said in table([tmp_path / "u"])[0].notes
+    grid, *_, tasks, _ = table([tmp_path / "u"])
+    assert tasks.columns == ["", "STS-B"] and "test average" not in grid.columns
 
 
 def with_dev(folder, name, digest=None):
@@ -117,7 +117,7 @@ def test_dev_scores_of_other_pairs_are_not_compared(tmp_path):
             ([("a.csv", None), ("b.csv", None)], False, True),
             ([("a.csv", "1"), ("b.csv", "1")], True, False),  # a copy
             ([("a.csv", "1"), ("a.csv", "2")], False, False),  # edited between the runs
-            ([("a.csv", "1"), ("a.csv", None)], True, True),
+            ([("a.csv", "1"), ("a.csv", None)], False, True),  # the second may have been another
             ([("a.csv", "1"), ("b.csv", None)], False, False),
             ([(None, None), ("a.csv", "1")], False, True),
         ]
@@ -128,15 +128,12 @@ def test_dev_scores_of_other_pairs_are_not_compared(tmp_path):
             run = trained(here / f"{i}{seed}", seed, 70.0 + i + seed / 10, average, views=i)
             with_dev(run, name, digest)
         grid, *others = table([here])
-        note = "not all runs have the same dev set: dev scores and embeddings cannot be compared"
-        assert (note in grid.notes) == (not comparable)
-        assert not any(line.startswith("the difference is that of dev best") for line in grid.notes)
-        column = grid.columns.index("p (Holm)")
-        assert (grid.rows[1][column - 2] == "-") == (not comparable and not tests)
-        kept = [g for g in others if "by task" not in g.title and "before training" not in g.title]
-        (others,) = ([grid.title, *grid.columns[2:]] for grid in kept)
-        geometry = ["dev embeddings at the best checkpoint", "alignment", "uniformity"]
-        assert others == [*(geometry if comparable else ["speed of training"]), "sentences/s (median)"]
+        note = "in the csv file alone, as not all runs have the same data: dev_before, dev_best, "
+        assert any(line.startswith(note) for line in grid.notes) == (not comparable)
+        assert ("dev best" in grid.columns) == comparable
+        assert ("p (Holm)" in grid.columns) == (comparable or tests)
+        (others,) = (other.columns for other in others if "embeddings" in other.title)
+        assert others == ["", *["alignment", "uniformity"] * comparable, "sentences/s (median)"]
         found = [title for title, *_ in charts.of_sweep(sweep.gathered(sweep.runs([here])))]
         assert found == ["Dev score", "Alignment and uniformity"] * comparable
 
@@ -221,7 +218,7 @@ def test_runs_that_differ_in_seed_name_logger_and_checkpoints_are_one_group(tmp_
     found = sweep.gathered(sweep.runs([tmp_path]))
     groups = [("head.whitening.eps=0.1", [1, 2]), ("head.whitening.eps=0.2", [3])]
     assert [(g.label, list(g.runs)) for g in found.groups] == groups
-    assert found.differing == ["head.whitening.eps"]
+    assert sweep.differing([*map(sweep.texts, found.runs)]) == ["head.whitening.eps"]
 
 
 def test_unfinished_runs_and_repeated_seeds_are_named_and_not_counted(tmp_path):
@@ -233,7 +230,7 @@ def test_unfinished_runs_and_repeated_seeds_are_named_and_not_counted(tmp_path):
     assert row(grid, "all runs")["dev best"] == f"71.00 ± {np.std([70, 72], ddof=1):.2f}"
     for begins, ends in (
         ("not finished, not counted:", "s/2 (all runs)"),
-        ("seed 2 of all runs again", "s/3"),
+        ("seed 2 again, not counted", "s/3 (all runs)"),
     ):
         assert any(note.startswith(begins) and note.endswith(ends) for note in grid.notes)
     with pytest.raises(ValueError, match="none of 1 runs is finished: .*s/2 has no scores"):

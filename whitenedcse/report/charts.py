@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from whitenedcse.evaluation.statistics import half_width, of_mean
-from whitenedcse.report.compare import Difference, main_score, same_dev
-from whitenedcse.report.sweep import Group, Sweep, given, values
+from whitenedcse.report.compare import Difference, main_score
+from whitenedcse.report.sweep import Group, Sweep, given, measures
 from whitenedcse.run import SPEARMAN, Run, Series
 
 LABEL = "Spearman x 100"
@@ -202,16 +202,16 @@ def wrapped(label: str) -> str:
 def of_sweep(sweep: Sweep) -> list[Chart]:
     """The charts of a sweep that there is data for; of dev scores only of one dev set."""
     what, name = main_score(sweep)
-    groups, alike = sweep.groups, same_dev(sweep.finished)
+    groups, known = sweep.groups, measures(sweep.groups)
     charts = list[Chart]()
     setting, lines = of_setting(groups, name)
-    if setting and (alike or name != "dev_best"):
+    if setting and lines:
         title, draw = what[0].upper() + what[1:], partial(curve, lines=lines, name=setting, what=what)
         charts.append(drawn(f"{title} over {setting}", draw, "The mean over seeds and its 95 % interval."))
-    if alike and any(SPEARMAN in run.series for run in sweep.finished):
+    if "dev_best" in known and any(SPEARMAN in run.series for run in sweep.finished):
         draw = partial(over_training, groups=groups)
         charts.append(drawn("Dev score", draw, "Mean over seeds, from the lowest to the highest seed."))
-    if alike and any(values(group, "alignment").keys() & values(group, "uniformity") for group in groups):
+    if {"alignment", "uniformity"} <= {*known}:
         draw, caption = partial(spaces, groups=groups), "Small: one seed. Large: the mean over seeds."
         charts.append(drawn("Alignment and uniformity", draw, caption))
     return charts
@@ -226,11 +226,14 @@ def of_setting(groups: Sequence[Group], score: str) -> tuple[str | None, dict[st
     The score is by the rest of the groups' labels.
     """
     words = [given(next(iter(group.runs.values()))) for group in groups]
-    every = [name for name in (words[0] if words else ()) if name not in ("seed", "run")]
-    swept = next((name for name in every if len({number(own.get(name)) for own in words} - {None}) > 2), None)
+
+    def numeric(name: str) -> bool:
+        return len({number(own.get(name)) for own in words} - {None}) > 2
+
+    swept = next(filter(numeric, words[0] if words else ()), None)
     lines: dict[str, Points] = {}
     for group, own in zip(groups, words, strict=True):
-        x, found = number(own.get(str(swept))), list(values(group, score).values())
+        x, found = number(own.get(str(swept))), list(group.scores.get(score, {}).values())
         if x is not None and found:
             rest = ", ".join(part for part in group.label.split(", ") if not part.startswith(f"{swept}="))
             half = half_width([of_mean(found)]) if len(found) > 1 else 0.0
@@ -279,7 +282,7 @@ def spaces(ax: Axes, groups: Sequence[Group]) -> None:
     """Plot alignment against uniformity at the best checkpoint of every run, and their means by group."""
     for i, group in enumerate(groups):
         colour, mark = look(i)
-        across, up = values(group, "uniformity"), values(group, "alignment")
+        across, up = (group.scores.get(name, {}) for name in ("uniformity", "alignment"))
         points = np.array([(across[seed], up[seed]) for seed in sorted(across.keys() & up.keys())])
         if len(points):
             ax.plot(*points.T, mark, color=colour, alpha=0.4, markersize=4, markeredgewidth=0)

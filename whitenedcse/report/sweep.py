@@ -1,6 +1,7 @@
 """Runs grouped by all but their seed: how they are found, labelled and measured, and their csv file.
 
-The label of a group is what of the command lines differs between the groups, the seed left out.
+The label of a group is what of the command lines differs between the groups, the seed left out. A group has
+its scores by name and seed; those that are not of the same data in all runs are in the csv file alone.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from whitenedcse.evaluation.statistics import Draws
 from whitenedcse.files import writing
 from whitenedcse.run import Run, flat
 
 FREE = ("seed", "run", "checkpoint_every", "trainer.timeout")  # by which runs of one group may differ
 DEVICES = ("trainer.devices", "trainer.num_nodes")  # by these too, unless gather=false
-FEW = 4  # settings that are no overrides in a label
 BARE = ("experiment", "system")  # whose options are known by their names alone
-RATE, LOAD = "train/sentences_per_second", "train/load"
+DEV = "monitor.dev"
+SPEED, LOAD = "train/sentences_per_second", "train/load"
+RATE = "sentences_per_second"
 SPACE = ("alignment", "uniformity", "effective_rank")  # of the dev embeddings
 WAYS = {  # dev scores by what they are of, each by the beginning of its name
     "as it is": "dev/spearman",
@@ -33,20 +36,24 @@ WAYS = {  # dev scores by what they are of, each by the beginning of its name
 class Group(NamedTuple):
     """Runs that differ in their seed alone, by seed; those of an unknown seed by their paths.
 
-    row: the name of the row of their scores that is compared; None for the first.
+    scores: by name and seed. draws: by task and seed, the bootstrap's, where scores of test pairs are known.
     """
 
     label: str
-    runs: dict[Any, Run]
-    row: str | None = None
+    runs: Mapping[Any, Run]
+    scores: Mapping[str, Mapping[Any, float]] = {}
+    draws: Mapping[str, Mapping[Any, Draws]] = {}
+
+    def without(self, names: Collection[str]) -> Group:
+        """The group without some of its scores."""
+        return self._replace(scores={name: own for name, own in self.scores.items() if name not in names})
 
 
 class Sweep(NamedTuple):
-    """Groups in the order of their first runs, all runs, the settings that differ, and notes."""
+    """Groups in the order of their first runs, all runs, and notes."""
 
     groups: list[Group]
     runs: list[Run]
-    differing: list[str]
     notes: list[str]
 
     @property
@@ -54,30 +61,22 @@ class Sweep(NamedTuple):
         """The runs of the groups."""
         return [run for group in self.groups for run in group.runs.values()]
 
-    @property
-    def rows(self) -> list[str]:
-        """The names of the rows of test scores that its runs have, each once."""
-        return list(dict.fromkeys(row for run in self.finished for row in rows(run)))
-
 
 def gathered(runs: Sequence[Run]) -> Sweep:
     """The groups of runs. Unfinished runs, and a second run of a seed, are noted and left out."""
-    every, groups, notes = alike(runs), [], []
+    every, groups, notes = alike(runs), list[Group](), list[str]()
     for label, same in zip(labels([same[0] for same in every]), every, strict=True):
-        by_seed: dict[Any, Run] = {}
+        by_seed = {run.settings.get("seed", 0): run for run in reversed(same) if run.scores}
         for run in same:
-            seed = run.settings.get("seed", 0)
-            if not run.scores:
-                notes.append(f"not finished, not counted: {run.path} ({label})")
-            elif seed in by_seed:
-                notes.append(f"seed {seed} of {label} again, not counted: {run.path}")
-            else:
-                by_seed[seed] = run
+            if run not in by_seed.values():
+                why = f"seed {run.settings.get('seed', 0)} again" if run.scores else "not finished"
+                notes.append(f"{why}, not counted: {run.path} ({label})")
         if by_seed:
-            groups.append(Group(label, dict(sorted(by_seed.items()))))
-    tables = [*map(texts, runs)]
-    names = dict.fromkeys(name for table in tables for name in table)
-    return Sweep(groups, list(runs), [name for name in names if differing(tables, name)], notes)
+            measured = by_name({seed: numbers(by_seed[seed]) for seed in sorted(by_seed)})
+            groups.append(Group(label, dict(sorted(by_seed.items())), measured))
+    if hidden := unlike(groups, noted_data):
+        notes.insert(0, f"in the csv file alone, as not all runs have the same data: {', '.join(hidden)}")
+    return Sweep([group.without(hidden) for group in groups], list(runs), notes)
 
 
 def alike(runs: Sequence[Run]) -> list[list[Run]]:
@@ -88,9 +87,44 @@ def alike(runs: Sequence[Run]) -> list[list[Run]]:
     return list(found.values())
 
 
-def differing(tables: Sequence[Mapping[str, Any]], name: str) -> bool:
-    """Whether the value of this name is not the same in all of these settings."""
-    return len({table.get(name) for table in tables}) > 1
+def by_name(every: Mapping[Any, Mapping[str, Any]]) -> dict[str, dict[Any, Any]]:
+    """Values by name and seed, of values by seed and name."""
+    found: dict[str, dict[Any, Any]] = {}
+    for seed, own in every.items():
+        for name, value in own.items():
+            found.setdefault(name, {})[seed] = value
+    return found
+
+
+def measures(groups: Iterable[Group]) -> list[str]:
+    """The names of the scores of groups, each once."""
+    return list(dict.fromkeys(name for group in groups for name in group.scores))
+
+
+def unlike(groups: Sequence[Group], data_of: Callable[[str, Run], Any]) -> list[str]:
+    """The names of the scores that are not of the same data in all runs, and so cannot be compared."""
+    data: dict[str, set[Any]] = {}
+    for group in groups:
+        for name, scores in group.scores.items():
+            data.setdefault(name, set()).update(data_of(name, group.runs[seed]) for seed in scores)
+    return [name for name, every in data.items() if len(every) > 1]
+
+
+def noted_data(name: str, run: Run) -> Any:
+    """What one of the `numbers` of a run is of: by digests, and dev pairs without one by their name."""
+    digests = run.facts.get("content", {})
+    row, _, task = name.rpartition(": ")
+    if task == "average":
+        return frozenset((each, digests.get(f"tasks.{each}")) for each in run.tests(row))
+    if row:
+        return digests.get(f"tasks.{task}")
+    return None if name == RATE else digests.get("monitor.dev", run.settings["monitor"].get("dev"))
+
+
+def differing(tables: Sequence[Mapping[str, str]]) -> list[str]:
+    """The names whose values are not the same in all of these settings."""
+    names = dict.fromkeys(name for table in tables for name in table)
+    return [name for name in names if len({table.get(name) for table in tables}) > 1]
 
 
 def texts(run: Run) -> dict[str, str]:
@@ -104,42 +138,40 @@ def texts(run: Run) -> dict[str, str]:
 
 
 def given(run: Run) -> dict[str, str]:
-    """The settings given to a run by name, and its experiment and system also where a sweep chose them."""
+    """What was given to a run by name, but for its seed, and experiment and system if a sweep chose them."""
     words = run.facts.get("overrides") or run.facts.get("command", "").split()
     unquoted = [re.sub("^([^=]+)='([^']*)'$", r"\1=\2", word) for word in words]  # quoted in Python
     own = dict(word.lstrip("+").split("=", 1) for word in unquoted if "=" in word)
-    return {name: run.facts[name] for name in BARE if run.facts.get(name)} | own
+    chosen = {name: run.facts[name] for name in BARE if run.facts.get(name)} | own
+    return {name: text for name, text in chosen.items() if name not in FREE and "hydra" not in name}
 
 
 def labels(firsts: Sequence[Run]) -> list[str]:
-    """A label for each group, given one run of each: the overrides of all command lines that are not equal.
+    """A label for each group, given one run of each: what differs in what all command lines give.
 
-    Groups that these do not tell apart have other settings in which they differ too: overrides, or a few.
+    Groups that this does not tell apart have what else was given, or in the end other settings, that differ.
     """
     if len(firsts) == 1:
         named = (firsts[0].facts.get(name) for name in BARE)
         return [" ".join(filter(None, named)) or "all runs"]
     words, settings = [given(run) for run in firsts], [texts(run) for run in firsts]
-    every = dict.fromkeys(name for own in words for name in own)
-    names = [name for name in every if name not in FREE and "hydra" not in name]
-    chosen = [name for name in names if all(name in own for own in words) and differing(words, name)]
-    made = []
-    for own in words:
-        bare = " ".join(own[name] for name in BARE if name in chosen)
-        made.append(joined(bare, *(f"{name}={own[name]}" for name in chosen if name not in BARE)))
-    apart = []
-    for label, own in zip(made, settings, strict=True):
-        same = [table for table, like in zip(settings, made, strict=True) if like == label]
-        known = dict.fromkeys(name for table in same for name in table)
-        other = [name for name in known if name in own and differing(same, name)]
-        told = [name for name in other if name in names] or other[:FEW]
-        apart.append(joined(label, *(f"{name}={own[name]}" for name in told)) or "default settings")
-    return apart
+    in_all = [{name: own[name] for name in own if all(name in other for other in words)} for own in words]
+    known = [values | own for values, own in zip(settings, words, strict=True)]
+    made = [""] * len(firsts)
+    for tables in (in_all, words, settings):
+        alike = {
+            own: [table for table, other in zip(tables, made, strict=True) if other == own] for own in made
+        }
+        more = [label(values, differing(alike[own])) for values, own in zip(known, made, strict=True)]
+        made = [", ".join(filter(None, parts)) for parts in zip(made, more, strict=True)]
+    return [own or "default settings" for own in made]
 
 
-def joined(*parts: str) -> str:
-    """Parts of a label, without empty ones."""
-    return ", ".join(filter(None, parts))
+def label(values: Mapping[str, str], names: Sequence[str]) -> str:
+    """Those of the values that have these names, as text: experiment and system first, and bare."""
+    own = {name: values[name] for name in names if name in values}
+    bare = " ".join(own.pop(name) for name in BARE if name in own)
+    return ", ".join(filter(None, [bare, *(f"{name}={value}" for name, value in own.items())]))
 
 
 def paths(names: Iterable[str]) -> list[Path]:
@@ -180,31 +212,41 @@ def runs(folders: Sequence[Path]) -> list[Run]:
     return [Run(path) for path in found.values()]
 
 
-def numbers(run: Run) -> dict[str, float]:
-    """What a finished run measured: dev_before, dev_best, tests as "ROW: TASK", geometry, and rate.
+def rows(run: Run) -> list[str]:
+    """The names of the rows of test scores of a run."""
+    return [row["name"] for row in (run.scores or {}).get("rows", [])]
 
-    rate: the median of the sentences per second, unless the run shared its machine.
+
+def numbers(run: Run) -> dict[str, float]:
+    """What a finished run measured: dev_before, dev_best, tests as "ROW: TASK", geometry, and its speed.
+
+    sentences_per_second: the median, unless the run shared its machine.
     """
     if not run.scores:
         return {}
     dev = run.scores["dev"]
-    found = {"dev_before": dev["before"], "dev_best": dev["best"]}
+    best = dev.get("values_best", {})
+    found = {"dev_before": dev["before"], "dev_best": dev["best"]} | by_way(best)
     for row in rows(run):
-        for task, value in run.tests(row).items():
-            found[f"{row}: {'average' if task == 'avg' else task}"] = value
-    found |= {name: dev["values_best"].get(f"dev/{name}") for name in SPACE}
-    found |= by_way(dev, "before") | by_way(dev, "best")
-    if RATE in run.series and not shared(run):
-        found["rate"] = run.series[RATE].median
+        found |= {f"{row}: {task}": value for task, value in tests(run, row).items()}
+    found |= {name: best.get(f"dev/{name}") for name in SPACE}
+    if SPEED in run.series and not shared(run):
+        found[RATE] = run.series[SPEED].median
     return {name: value for name, value in found.items() if value is not None}
 
 
-def by_way(dev: Mapping[str, Any], moment: str) -> dict[str, float | None]:
-    """The dev scores at a moment, "before" or "best", as they are and whitened: the highest of all k."""
-    found, logged = dict[str, float | None](), dev.get(f"values_{moment}", {})
+def tests(run: Run, row: str) -> dict[str, float]:
+    """The test scores in a row of a run by task and, last, their "average"; without what is undefined."""
+    found = {"average" if task == "avg" else task: value for task, value in run.tests(row).items()}
+    return {task: value for task, value in found.items() if value is not None}
+
+
+def by_way(logged: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Of dev values as they are logged, the scores as it is and whitened: the highest of all k."""
+    found = dict[str, float | None]()
     for way, beginning in WAYS.items():
-        scores = [value for name, value in logged.items() if name.startswith(beginning)]
-        found[f"{way}, {moment}"] = max((value for value in scores if value is not None), default=None)
+        every = [value for name, value in logged.items() if name.startswith(beginning)]
+        found[way] = max((value for value in every if value is not None), default=None)
     return found
 
 
@@ -212,17 +254,6 @@ def shared(run: Run) -> bool:
     """Whether more ran on the machine than the run itself, by the load noted beside its speed, if it was."""
     own = run.facts.get("threads", 1) * run.facts.get("processes", 1)
     return LOAD in run.series and run.series[LOAD].median > own + 0.5
-
-
-def rows(run: Run) -> list[str]:
-    """The names of the rows of test scores of a run."""
-    return [row["name"] for row in (run.scores or {}).get("rows", [])]
-
-
-def values(group: Group, name: str) -> dict[Any, float]:
-    """One of the `numbers` of a group's runs, by seed; seeds without it are left out."""
-    measured = {seed: numbers(run) for seed, run in group.runs.items()}
-    return {seed: found[name] for seed, found in measured.items() if name in found}
 
 
 def beside(page: Path) -> Path:
@@ -233,9 +264,10 @@ def beside(page: Path) -> Path:
 def write_csv(sweep: Sweep, path: Path) -> None:
     """Write the csv file of the seeds: a line for each run; `row` is its group's label, if it is counted."""
     names = {run.path: group.label for group in sweep.groups for run in group.runs.values()}
-    lines = [
-        {"row": names.get(run.path, ""), **cells(run, sweep.differing, path.parent)} for run in sweep.runs
-    ]
+    chosen, lines = differing([texts(run) for run in sweep.runs]), []
+    for run in sweep.runs:
+        where = os.path.relpath(run.path, path.parent)
+        lines.append({"row": names.get(run.path), **cells(run, chosen), "run": where})
     longest_first = sorted(lines, key=len, reverse=True)  # an unfinished run has no tests
     columns = dict.fromkeys(name for line in longest_first for name in line)
     with writing(path, "w") as file:
@@ -244,20 +276,16 @@ def write_csv(sweep: Sweep, path: Path) -> None:
         writer.writerows(lines)
 
 
-def cells(run: Run, differing: Sequence[str], folder: Path) -> Mapping[str, Any]:
+def cells(run: Run, chosen: Sequence[str]) -> Mapping[str, Any]:
     """The cells of a run in the csv file of the seeds by column, with all digits of its scores."""
-    known, found, dev = texts(run), numbers(run), (run.scores or {}).get("dev", {})
+    settings = texts(run)
     return {
         "system": run.facts.get("system"),
         "seed": run.settings.get("seed", 0),
-        **{name: known.get(name) for name in differing},
+        **{name: settings.get(name) for name in chosen},
         "finished": "yes" if run.scores else "no",
-        "dev_best": dev.get("best"),
-        "dev_best_step": dev.get("best_step"),
-        **{name: value for name, value in found.items() if ": " in name},
-        **{name: found.get(name) for name in SPACE},
-        "sentences_per_second": run.series[RATE].median if RATE in run.series else None,
+        "dev_best_step": (run.scores or {}).get("dev", {}).get("best_step"),
+        **numbers(run),
         "shared": "yes" if shared(run) else "",
         "commit": run.facts.get("commit"),
-        "run": os.path.relpath(run.path, folder),
     }
