@@ -228,12 +228,12 @@ def of_setting(groups: Sequence[Group], score: str) -> tuple[str | None, dict[st
     words = [given(next(iter(group.runs.values()))) for group in groups]
 
     def numeric(name: str) -> bool:
-        return len({number(own.get(name)) for own in words} - {None}) > 2
+        return len({as_number(own.get(name)) for own in words} - {None}) > 2
 
     swept = next(filter(numeric, words[0] if words else ()), None)
     lines: dict[str, Points] = {}
     for group, own in zip(groups, words, strict=True):
-        x, found = number(own.get(str(swept))), list(group.scores.get(score, {}).values())
+        x, found = as_number(own.get(str(swept))), list(group.scores.get(score, {}).values())
         if x is not None and found:
             rest = ", ".join(part for part in group.label.split(", ") if not part.startswith(f"{swept}="))
             half = half_width([of_mean(found)]) if len(found) > 1 else 0.0
@@ -241,7 +241,7 @@ def of_setting(groups: Sequence[Group], score: str) -> tuple[str | None, dict[st
     return swept, lines
 
 
-def number(text: str | None) -> float | None:
+def as_number(text: str | None) -> float | None:
     """The number that a text is; None for any other."""
     try:
         return float(text or "")

@@ -94,7 +94,7 @@ class Difference(NamedTuple):
     def text(self) -> str:
         """Itself, followed by its interval and p where it has some."""
         size, ends, p = self.cells
-        known = [ends] * (ends != "-") + [f"p {p}"] * (p != "-")
+        known = [part for part in (ends, f"p {p}") if not part.endswith("-")]
         return f"{size} ({', '.join(known)})" if known else size
 
 
@@ -445,10 +445,11 @@ def of_kind(title: str, rows: Sequence[tuple[Group, str]], kind: str, draws: int
         "for other seeds, by t, the two half widths added in squares",
         *unpaired(main),
     ]
-    mean = first.runs[next(iter(first.runs))].results["headline"]
-    heading = f"{title}: {KINDS[kind]}" + f", {mean}" * (kind == "sts")
+    run = next(iter(first.runs.values()))
+    mean = f", {run.results['headline']}" if kind == "sts" else ""
     what = f"average {KINDS[kind]}" if task == "average" else task
-    return Report(verdict(first.label, what, main), [table(heading, columns, notes)], main)
+    grid = table(f"{title}: {KINDS[kind]}{mean}", columns, notes)
+    return Report(verdict(first.label, what, main), [grid], main)
 
 
 def conditions(groups: Sequence[Group]) -> list[str]:

@@ -98,7 +98,7 @@ def report(key: str, compose: Compose, runs: Iterable[str | Path] = ()) -> Grid:
         label = row["label"]
         rows.append((label, "cited" if row["cited"] else "published", *map(number, row["values"])))
         if own := filling(found[label]):
-            rows += compared(row, columns, own)
+            rows += ours(row, columns, own)
             notes.append(account(label, columns, own))
             continue
         for one in found[label]:
@@ -328,12 +328,12 @@ def over_models(columns: Iterable[str], models: list[Ours]) -> Iterator[list[flo
         yield [] if None in values else [value for value in values if value is not None]
 
 
-def compared(row: Mapping[str, Any], columns: list[str], models: list[Ours]) -> list[tuple[str, ...]]:
+def ours(row: Mapping[str, Any], columns: list[str], models: list[Ours]) -> list[tuple[str, ...]]:
     """Below a published row the means of our models, and their difference from what is published."""
-    ours = [round(fmean(values), 2) if values else None for values in over_models(columns, models)]
-    pairs = zip(ours, row["values"], strict=True)
+    means = [round(fmean(values), 2) if values else None for values in over_models(columns, models)]
+    pairs = zip(means, row["values"], strict=True)
     apart = ["-" if a is None or b is None else f"{a - b:+.2f}" for a, b in pairs]
-    return [(row["label"], "ours", *map(number, ours)), (row["label"], "difference", *apart)]
+    return [(row["label"], "ours", *map(number, means)), (row["label"], "difference", *apart)]
 
 
 def account(label: str, columns: list[str], models: list[Ours]) -> str:
