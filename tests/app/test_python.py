@@ -13,6 +13,7 @@ from encoders import SENTENCES, SMALL
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 from programs import ROOT, Forked, forking, server, started, surroundings, until
 
 import whitenedcse
@@ -24,6 +25,7 @@ from whitenedcse.console import quoted
 from whitenedcse.evaluation import suite
 from whitenedcse.files import checksum
 from whitenedcse.run import Run
+from whitenedcse.training.loss import Matryoshka
 from whitenedcse.training.module import adamw
 
 WORDS = ["encoder=pretrained", "encoder.path=bert", "data=file", "data.corpus=my.txt", "pooling=mean"]
@@ -96,6 +98,13 @@ def test_parts_of_ones_own_are_used_as_they_are_and_resume_to_the_same_bits(home
     two = {"devices": 2, "settings": {"trainer.accelerator": "cpu"}}
     with pytest.raises(ValueError, match="head, loss, optim, terms.length: no object goes to the processes"):
         whitenedcse.train("bert", "my.txt", **(own() | two))
+
+
+def test_lists_and_the_arguments_of_a_partial_are_noted_of_a_part():
+    config = OmegaConf.create({"loss": {"form": "l2"}, "optim": {}})
+    scripts.note_parts(config, {"loss": Matryoshka(dims=(4, 8)), "optim": partial(adamw, lr=1e-3)})
+    assert config.loss.attributes.dims == [4, 8] and config.loss.attributes.weights == [1.0]
+    assert config.optim == {"object": "whitenedcse.training.module.adamw", "attributes": {"lr": 1e-3}}
 
 
 def test_a_class_of_ones_own_is_made_with_its_own_defaults(home, monkeypatch):

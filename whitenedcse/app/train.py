@@ -62,12 +62,20 @@ def train(cfg: DictConfig, parts: Mapping[str, Any] = MappingProxyType({})) -> f
 def note_parts(cfg: DictConfig, parts: Mapping[str, Any]) -> None:
     """Note parts of the caller's own in the settings: their class or function, and their plain attributes."""
     for name, part in parts.items():
-        kind = part if hasattr(part, "__qualname__") else type(part)
-        known = {} if kind is part else getattr(part, "__dict__", {})
-        kept = {k: v for k, v in known.items() if k[0] != "_" and isinstance(v, str | int | float | None)}
+        made = getattr(part, "func", part)  # of a partial
+        kind = made if hasattr(made, "__qualname__") else type(made)
+        known = {} if kind is part else {**getattr(part, "__dict__", {}), **getattr(part, "keywords", {})}
+        kept = {k: v for k, v in known.items() if k[0] != "_" and is_plain(v)}
         note = {"object": f"{kind.__module__}.{kind.__qualname__}", "attributes": kept}
         with open_dict(cfg):
             OmegaConf.update(cfg, name, note, merge=False)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a text, a number, None, or a list of such."""
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return isinstance(value, str | int | float | None)
 
 
 def check_one_device(parts: Mapping[str, Any], devices: int) -> None:

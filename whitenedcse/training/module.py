@@ -252,12 +252,12 @@ class ForTheRun(Callback):
         """Freeze. Raises ValueError for a precision in which the weights or the loss would be rounded."""
         module: Any = pl_module
         check_precision(str(trainer.precision))
-        if str(trainer.precision) == "64-true":  # before Lightning does: a checkpoint is read in between
-            module.double()
         module.sizes_checked = False
         self.frozen = [weight for weight in module.idle() if weight.requires_grad]
         for weight in self.frozen:
             weight.requires_grad_(False)
+        if str(trainer.precision) == "64-true":  # before Lightning does: a checkpoint is read in between
+            module.double()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Spare what exists. Raises ValueError for layers to compile where they cannot be."""
