@@ -96,6 +96,7 @@ def transforms(provenance: Mapping[str, Any]) -> list[str]:
     earlier = known.pop("before", None)
     before = transforms(earlier) if earlier else []
     if "kind" not in known:
+        known = {name: shown(said) if isinstance(said, str) else said for name, said in known.items()}
         return [*before, f"an affine transform ({json.dumps(known)})"]
     fitted = f"{known.get('texts', 'some')} texts of {shown(str(known.get('corpus', 'an unknown corpus')))}"
     return [*before, f"{known['kind']}, {known['k']} components, fitted to {fitted}"]
