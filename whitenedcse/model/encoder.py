@@ -94,7 +94,7 @@ class Encoder(nn.Module):
         if self.attention(batch.ids.device) != "padded":
             compiled = self.compiled and self.training
             return packed.hidden(self.backbone, batch, wanted, first=first, seed=seed, compiled=compiled)
-        if self.mixes and {*batch.bounds.diff().tolist()} != {batch.longest}:  # of which a chunk has none
+        if {*batch.bounds.diff().tolist()} != {batch.longest} and self.mixes:  # `longest` may be of more
             return self.by_length(batch, layers, first)
         where, every = ragged.mask(batch), wanted != [self.depth]
         padded = ragged.pad(batch, self.tokenizer.pad_token_id or 0)
