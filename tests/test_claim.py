@@ -54,7 +54,10 @@ def test_the_share_that_a_readout_takes_decides_the_hypothesis():
     raw = made(2.0, -spread)
     for level, share, verdict in ((0.5, 75, "confirmed"), (1.8, 10, "refuted"), (1.02, 49, "not decided")):
         assert table.kept(raw, made(level, spread), 6).startswith(f"{share} % (")
-        assert table.kept(raw, made(level, spread), 6).endswith(f" is {verdict}")
+        assert table.kept(raw, made(level, spread), 6).endswith(f" is {verdict} by the plan's rule")
+    assert table.kept(raw, made(0.9, 3 * spread), 6).endswith(
+        "confirmed by the plan's rule, though the interval holds one half"
+    )
     assert table.kept(raw, made(0.5, spread), 7).endswith("; 7 seeds decide")  # never because of a result
     shares = []
     for seed in range(400):  # the same bootstrap by a loop, with other draws
@@ -63,6 +66,13 @@ def test_the_share_that_a_readout_takes_decides_the_hypothesis():
     low, high = np.quantile(shares, [0.025, 0.975])
     said = table.kept(raw, made(0.5, spread), 7).partition("(")[2].partition(" %)")[0].split(" to ")
     assert abs(int(said[0]) - low) < 1.5 and abs(int(said[1]) - high) < 1.5
+
+
+def test_an_encoder_whose_runs_are_to_come_counts_in_the_correction_of_p():
+    raw, other = table.of_claim("minilm", "raw"), table.of_study()
+    alone = [paired.compared(each.differences).p for each in (raw, other)]
+    assert table.corrected([raw, other]) == pytest.approx([2 * alone[0], alone[1]])
+    assert table.corrected([raw, raw]) == pytest.approx([2 * alone[0]] * 2)
 
 
 def test_what_the_readme_says_of_the_committed_comparisons_holds():
