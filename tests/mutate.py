@@ -93,6 +93,8 @@ def readers(folder, marked):
     pytest(folder, "-m", marked, "--cov=whitenedcse", "--cov-context=test", f"--junitxml={report}")
     seconds = {}
     for case in ET.parse(report).iter("testcase"):
+        if not case.get("classname"):  # an error of a worker, of no test
+            continue
         name = f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}"
         if case.find("failure") is None and case.find("error") is None:
             seconds[name] = float(case.get("time"))
