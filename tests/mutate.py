@@ -93,7 +93,7 @@ def readers(folder, marked):
     pytest(folder, "-m", marked, "--cov=whitenedcse", "--cov-context=test", f"--junitxml={report}")
     seconds = {}
     for case in ET.parse(report).iter("testcase"):
-        if not case.get("classname"):  # an error of a worker, of no test
+        if not case.get("classname"):  # an entry of no test
             continue
         name = f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}"
         if case.find("failure") is None and case.find("error") is None:

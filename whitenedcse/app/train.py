@@ -62,9 +62,10 @@ def train(cfg: DictConfig, parts: Mapping[str, Any] = MappingProxyType({})) -> f
 def note_parts(cfg: DictConfig, parts: Mapping[str, Any]) -> None:
     """Note parts of the caller's own in the settings: their class or function, and their plain attributes."""
     for name, part in parts.items():
-        made = getattr(part, "func", part)  # of a partial
+        made, known = part, {} if hasattr(part, "__qualname__") else getattr(part, "__dict__", {})
+        if isinstance(part, partial):
+            made, known = part.func, part.keywords
         kind = made if hasattr(made, "__qualname__") else type(made)
-        known = {} if kind is part else {**getattr(part, "__dict__", {}), **getattr(part, "keywords", {})}
         kept = {k: v for k, v in known.items() if k[0] != "_" and is_plain(v)}
         note = {"object": f"{kind.__module__}.{kind.__qualname__}", "attributes": kept}
         with open_dict(cfg):
