@@ -9,7 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -152,23 +152,25 @@ WRITERS = {  # of 100 KiB and more, each by the library that says in its own way
 }
 
 
-@pytest.fixture
+@contextmanager
 def small():
     """No file may grow beyond 100,000 bytes, which the system reports as it does a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("library", WRITERS)
-def test_a_full_disk_is_said_in_the_systems_words_with_the_name_and_leaves_the_old(path, small, library):
+def test_a_full_disk_is_said_in_the_systems_words_with_the_name_and_leaves_the_old(path, library):
     words = rf"^\[Errno \d+\] (File too large|No space left on device): '{path.parent}/(file|out)'$"
-    with pytest.raises(OSError, match=words) as raised, writing(path) as stream:
+    with pytest.raises(OSError, match=words) as raised, small(), writing(path) as stream:
         stream.write(NEW)
     assert raised.value.errno in (errno.EFBIG, errno.ENOSPC)
-    with pytest.raises(OSError, match=words), drafted(path.with_name("out")) as draft:
+    with pytest.raises(OSError, match=words), small(), drafted(path.with_name("out")) as draft:
         (draft / "before").touch()
         WRITERS[library](draft / "x.npz" if library == "npz" else draft / "x")
     assert path.read_bytes() == OLD and os.listdir(path.parent) == ["file"]
