@@ -14,7 +14,9 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tokenizers import normalizers
 from transformers import AutoModel
 
+from whitenedcse.model.checkpoint import parts_of_source
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.encoder import pretrained
 from whitenedcse.model.sentence_transformers import LIMITS, ForeignModules
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of that library
@@ -118,6 +120,8 @@ def test_each_setting_that_changes_vectors_is_read_whatever_its_file_is_called(p
             model.tokenizer.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
             model.tokenizer.save_pretrained(out)
             change(out / "tokenizer_config.json", do_lower_case=False)
+            parts_of_source(trained := pretrained(path=str(out)))  # as train.py begins
+            assert trained.tokenizer("The CAT")["input_ids"] == trained.tokenizer("the cat")["input_ids"]
         agree(out, out)
 
     for i, file in enumerate(LIMITS):

@@ -76,6 +76,12 @@ def test_a_blank_row_behind_the_last_that_fills_a_part_is_counted(embedder, tmp_
         assert [hit.id for hit in index.query(["a bird"], 1)[0]] == ["2"]
 
 
+def test_rows_of_blank_texts_alone_are_counted_too(embedder, tmp_path):
+    Index.build(embedder, ["the cat"]).add(["", " "]).save(tmp_path / "index")
+    index = Index.load(tmp_path / "index").add(["a bird"])
+    assert [hit.id for hit in index.query(["a bird"], 2)[0]] == ["3", "0"]
+
+
 def test_a_whitening_is_part_of_the_index_for_texts_and_queries(embedder, corpus, tmp_path):
     faiss = pytest.importorskip("faiss")
     x = embedder.encode(LINES)

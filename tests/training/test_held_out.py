@@ -202,6 +202,15 @@ def test_a_run_that_stops_early_says_so_once(tmp_path):
     assert lines == ["training stops: no better score since step 2 (monitor.patience)"]
 
 
+@pytest.mark.parametrize("settings", [{"patience": 3}, {"readout": True}])
+def test_what_needs_scored_pairs_is_not_ignored_without_them(tmp_path, settings):
+    given = {"dev": None, "every": 2, "patience": None, "directory": tmp_path, "say": print}
+    with pytest.raises(
+        ValueError, match=rf"^monitor\.{[*settings][0]}=\w+ needs scored pairs: monitor\.dev=FILE$"
+    ):
+        Monitor(**(given | settings))
+
+
 def test_the_best_readout_is_scored_with_the_baselines_and_is_no_worse_than_the_embedding(bert):
     embedder, rng = embedder_of(bert, kind="mean").eval(), np.random.default_rng(0)
     left, right = (list(rng.choice(SENTENCES, 60)) for _ in range(2))

@@ -48,5 +48,8 @@ def test_collectives_wait_for_the_time_that_is_set(monkeypatch):
     made = trainer(devices=2, timeout=7.5)
     assert made.strategy._timeout == timedelta(seconds=7.5)  # given to init_process_group
     assert made.strategy._ddp_kwargs == {"gradient_as_bucket_view": True, SYNCED: False}
+    made = trainer(devices=2, timeout=7.5, strategy="ddp_find_unused_parameters_true")
+    found = {"find_unused_parameters": True, "gradient_as_bucket_view": True, SYNCED: False}
+    assert (made.strategy._timeout, made.strategy._ddp_kwargs) == (timedelta(seconds=7.5), found)
     with pytest.raises(ValueError, match=r"^trainer\.timeout=0 must be a number of seconds above 0$"):
         trainer(timeout=0)

@@ -210,7 +210,7 @@ def read(directory: Path, encoder: Encoder | None) -> dict[str, Any]:
     list(map(check_known, kinds, paths))
     if encoder is None:
         encoder = pretrained(path=str(paths[0]))
-        lower(encoder.tokenizer, paths[0])
+    lower(encoder.tokenizer, paths[0])
     dense, maps, tanh = dense_folders(encoder.width, paths[2 : 2 + kinds.count("Dense")])
     kind = pooling_kind(paths[1] / "config.json")
     return {

@@ -154,7 +154,7 @@ class Index:
 
     def new_parts(self, given: Iterable[Block]) -> Iterator[Part]:
         """Parts with these texts."""
-        vectors, ids, texts = copied(self.empty), list[str](), list[str]()
+        vectors, ids, texts, before = copied(self.empty), list[str](), list[str](), self.rows
         for more_ids, more_texts, x in self.kept(given):
             if more_texts and vectors.ntotal >= PART:  # else the part notes blank rows behind it, too
                 yield Part(vectors, self.parquet(ids, texts))
@@ -165,7 +165,7 @@ class Index:
             vectors.add(x)
             ids += more_ids
             texts += more_texts
-        if texts:
+        if texts or (before and self.rows > before):  # blank rows alone, which later numbers count
             yield Part(vectors, self.parquet(ids, texts))
 
     def parquet(self, ids: list[str], texts: list[str]) -> bytes:

@@ -42,15 +42,14 @@ SAME = 1e-12  # spread: rounding leaves 5e-15 of equal vectors; rates that colla
 Values = dict[str, float | None]
 
 
-def check_settings(every: int | None, patience: int | None, *, held_out: bool) -> None:
+def check_settings(every: int | None, patience: int | None, readout: bool, *, held_out: bool) -> None:
     """Raise ValueError for settings of `Monitor` out of bounds; held_out: it has no scored pairs."""
     for name, value in {"every": every, "patience": patience}.items():
         if value is not None and value < 1:
             raise ValueError(f"monitor.{name}={value} must be 1 or more, or null")
-    if patience is not None and held_out:
-        raise ValueError(
-            f"monitor.patience={patience} needs scored pairs: monitor.dev=FILE, or null for never"
-        )
+    for name, value in {"patience": patience, "readout": readout or None}.items():
+        if value is not None and held_out:
+            raise ValueError(f"monitor.{name}={value} needs scored pairs: monitor.dev=FILE")
 
 
 class DevSet:
@@ -239,7 +238,7 @@ class Monitor(Callback):
         directory: Path,
         say: Callable[[str], None],
     ) -> None:
-        check_settings(every, patience, held_out=dev is None)
+        check_settings(every, patience, readout, held_out=dev is None)
         self.dev_set = HeldOut() if dev is None else DevSet(dev, readout)
         self.asked, self.every, self.patience = every, every or 1, patience
         self.directory, self.say = directory, say

@@ -36,7 +36,8 @@ from whitenedcse.files import settle, sha256, writing
 from whitenedcse.training.parallel import agreed, everyones
 
 NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.ckpt")
-WHOLE = ("auto", "ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false")
+FINDING = "ddp_find_unused_parameters_true"  # for a loss of one's own that leaves weights without gradient
+WHOLE = ("auto", "ddp", "ddp_find_unused_parameters_false", FINDING)
 KEEP = 2  # the newest ones: the last, and one to fall back on
 
 
@@ -263,8 +264,9 @@ class Trainer(lightning.Trainer):
         self.chunk, self.compile = chunk, compile
         if (here := placed()) is not None and devices in ("auto", 1):
             devices, num_nodes = here.on_machine, here.world // here.on_machine
-        if strategy in ("auto", "ddp") and not alone(devices, num_nodes, settings.get("accelerator")):
+        if strategy in WHOLE and not alone(devices, num_nodes, settings.get("accelerator")):
             more: Any = {} if timeout is None else {"timeout": timedelta(seconds=timeout)}
+            more |= {} if strategy != FINDING else {"find_unused_parameters": True}
             # gradients are not copied, and running statistics are those of all ranks already
             more |= {"gradient_as_bucket_view": True, SYNCED: False}
             strategy = DDPStrategy(**more)
