@@ -101,13 +101,18 @@ def with_bert(tmp_path, monkeypatch, tokenizer):
     return tmp_path
 
 
-def byte_level(*, ends):
-    """A decoder's tokenizer: byte-level, no padding token, nothing around a sentence but perhaps its end."""
+def byte_pairs(special):
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    settings = {"vocab_size": 300, "special_tokens": ["<|end|>"], "initial_alphabet": alphabet}
+    settings = {"vocab_size": 300, "special_tokens": list(special), "initial_alphabet": alphabet}
     core.train_from_iterator(SENTENCES, trainers.BpeTrainer(**settings, show_progress=False))
+    return core
+
+
+def byte_level(*, ends):
+    """A decoder's tokenizer: byte-level, no padding token, nothing around a sentence but perhaps its end."""
+    core = byte_pairs(["<|end|>"])
     if ends:
         around = {"single": "$A <|end|>", "special_tokens": [("<|end|>", 0)]}
         core.post_processor = processors.TemplateProcessing(**around)
@@ -237,6 +242,17 @@ def model_hub(folder):
         yield url, asked
 
 
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A model hub on this machine, the folder of its models, and what it was asked; nothing is cached."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.chdir(tmp_path)
+    with model_hub(tmp_path / "hub") as (url, asked):
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        yield tmp_path / "hub", asked
+
+
 def nowhere():
     """An address on this machine where nothing listens."""
     with socket.socket() as free:
@@ -265,19 +281,6 @@ def projected(embedder, positives, negatives=None, *, n, views):
     tokens = positives if negatives is None else concatenate([positives, negatives])
     x = embedder.pool(tokens).unflatten(0, (-1, n))
     return embedder.head.project(x, passes=positives.n // n, views=views)
-
-
-def paced(module, monkeypatch):
-    """What a module says through `pace`: what it does and of how many, then how many more at a time."""
-    told = []
-
-    @contextmanager
-    def pace(*given):
-        told.append(given)
-        yield told.append
-
-    monkeypatch.setattr(module, "pace", pace)
-    return told
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from encoders import SENTENCES, backbone, embedder_of, projected, whitening
+from encoders import SENTENCES, backbone, embedder_of, whitening
 from lightning import LightningDataModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
 from scipy.stats import spearmanr
@@ -23,13 +22,12 @@ from whitenedcse import ragged as ragged_module
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.tasks import Subset
-from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import concatenate, ragged
 from whitenedcse.training.loss import ContrastiveLoss, Matryoshka, Step
-from whitenedcse.training.module import ContrastiveTraining, adamw, reseed, seed_of
+from whitenedcse.training.module import ContrastiveTraining, adamw
 from whitenedcse.training.monitor import DevSet, Monitor
 from whitenedcse.training.terms import MaskedLanguageModel
 
@@ -76,30 +74,6 @@ def monitor_of(tmp_path, kind=Monitor, **changes):
     return kind(**(settings | {"say": lambda text: None} | changes))
 
 
-def test_the_step_is_the_loss_of_the_projected_views(bert):
-    module = module_of(bert)
-    batch = EightSentences(bert.tokenizer, 1).train_dataloader().dataset[0]
-    module.log = lambda *args, **kwargs: None
-    step = module.training_step(batch, 5)
-    seed = seed_of(0, 0, 5, 0, 0)  # seed, epoch, batch, rank, part
-    x = module.embedder.pool(batch.positives, seed).unflatten(0, (3, 8))
-    reseed(0, 0, 5)
-    z, _ = module.embedder.head.project(x, passes=3, views=3)
-    assert_close(step, LOSS(z))
-    assert not torch.isclose(step, module.training_step(batch, 6))
-
-
-def test_every_weight_that_takes_part_has_a_gradient(encoder):
-    module = module_of(encoder)
-    z, _ = projected(
-        module.embedder, concatenate([EightSentences(encoder.tokenizer, 1).batch] * 3), n=8, views=3
-    )
-    LOSS(z).backward()
-    idle = set(module.idle())
-    taking = {name: p for name, p in module.named_parameters() if p.requires_grad and p not in idle}
-    assert not [name for name, p in taking.items() if p.grad is None]  # devices would wait for ever
-
-
 def moved(module, tmp_path, **settings):
     """The names of the encoder's weights that a few steps moved."""
     backbone = module.embedder.encoder.backbone
@@ -111,20 +85,13 @@ def moved(module, tmp_path, **settings):
 ABOVE = ("encoder.layer.1.", "encoder.layer.2.", "pooler.")
 
 
-def test_layers_above_those_that_pooling_reads_stay_as_they_came(bert, tmp_path):
-    module = module_of(bert, kind="mean", layers=[0, 1])
-    every = {name for name, _ in bert.backbone.named_parameters()}
-    assert moved(module, tmp_path) == {name for name in every if not name.startswith(ABOVE)}
-    checkpoint.save(module.embedder, tmp_path / "best")
+@pytest.mark.parametrize("masked", [False, True])
+def test_layers_above_those_that_pooling_reads_stay_but_for_a_masked_term(bert, tmp_path, masked):
+    mlm = MaskedLanguageModel(encoder=bert, weight=0.1, probability=0.3) if masked else None
+    module = module_of(bert, mlm, kind="mean", layers=[0, 1])
+    every, still = {name for name, _ in bert.backbone.named_parameters()}, "pooler." if masked else ABOVE
+    assert moved(module, tmp_path) == {name for name in every if not name.startswith(still)}
     assert all(weight.requires_grad for weight in bert.parameters())  # as it was handed in
-    assert_close(Embedder.load(tmp_path).encode(SENTENCES), module.embedder.encode(SENTENCES))
-
-
-def test_a_masked_language_model_trains_all_layers_whatever_pooling_reads(bert, tmp_path):
-    mlm = MaskedLanguageModel(encoder=bert, weight=0.1, probability=0.3)
-    module = module_of(bert, mlm, kind="mean", layers=[1])
-    every = {name for name, _ in bert.backbone.named_parameters()}
-    assert moved(module, tmp_path) == {name for name in every if not name.startswith("pooler.")}
 
 
 def test_the_rate_falls_linearly_to_zero_after_the_warm_up():
@@ -250,6 +217,9 @@ def test_a_rate_that_cannot_train_is_refused_and_so_is_a_run_in_which_nothing_tr
             adamw([weight], total_steps=1, lr=lr)
     with pytest.raises(ValueError, match="nothing trains"):
         adamw([weight.requires_grad_(False)], total_steps=3)
+    for weight in (-1, math.nan, math.inf):
+        with pytest.raises(ValueError, match=rf"^mlm.weight={weight} must be finite and above 0"):
+            MaskedLanguageModel(encoder=None, weight=weight, probability=0.3)
 
 
 def test_masking_follows_berts_rule(bert):
@@ -269,22 +239,8 @@ def test_masking_follows_berts_rule(bert):
     stayed = changed[chosen] == ids[chosen]
     assert float(became_mask.float().mean()) == pytest.approx(0.8, abs=0.01)
     assert float(stayed.float().mean()) == pytest.approx(0.1 + 0.1 / len(bert.tokenizer), abs=0.01)
-
-
-def test_the_masked_language_model_shares_and_trains_the_encoder(bert):
-    mlm = MaskedLanguageModel(encoder=bert, weight=0.1, probability=0.3)
-    assert {id(p) for p in bert.backbone.encoder.parameters()} <= {id(p) for p in mlm.parameters()}
-    assert mlm.model.get_output_embeddings().weight is bert.backbone.get_input_embeddings().weight  # tied
-    batch = EightSentences(bert.tokenizer, 1).batch
-    torch.manual_seed(0)
-    ids, labels = mlm.masked(batch.ids)
-    torch.manual_seed(0)
-    value = mlm.eval()(batch)
-    rows = ids.split(batch.lengths.tolist())
-    logits = torch.cat([mlm.model(input_ids=row.unsqueeze(0)).logits[0] for row in rows])
-    assert_close(value, torch.nn.functional.cross_entropy(logits, labels))
-    value.backward()
-    assert bert.backbone.get_input_embeddings().weight.grad.abs().sum() > 0
+    mlm.probability = 1e-9
+    assert mlm(EightSentences(bert.tokenizer, 1).batch).item() == 0  # no word is masked
 
 
 @pytest.mark.parametrize(("kind", "threads"), [("bert", 2), ("roberta", 1)])
@@ -306,11 +262,6 @@ def test_masked_words_are_predicted_without_padding_as_with_it(bert, kind, threa
     assert_close(*outcomes, rtol=1e-9, atol=1e-12)
 
 
-def test_a_batch_in_which_no_word_is_masked_has_no_loss(bert):
-    mlm = MaskedLanguageModel(encoder=bert, weight=1.0, probability=1e-9)
-    assert mlm(EightSentences(bert.tokenizer, 1).batch).item() == 0
-
-
 def test_masked_language_modelling_alone_trains_the_encoder(bert, tmp_path):
     bert.backbone.pooler = None
     before = [p.detach().clone() for p in bert.backbone.parameters()]
@@ -323,6 +274,7 @@ def test_masked_language_modelling_alone_trains_the_encoder(bert, tmp_path):
     assert 0 < float(trainer.callback_metrics["train/loss"]) < len(bert.tokenizer)
     moved = [not torch.equal(p, old) for p, old in zip(bert.backbone.parameters(), before, strict=True)]
     assert all(moved)
+    assert mlm.model.get_output_embeddings().weight is bert.backbone.get_input_embeddings().weight  # tied
     assert all(torch.equal(p, old) for p, old in zip(module.embedder.head.parameters(), head, strict=True))
     for other, terms in ((None, {}), (None, {"name": mlm}), (mlm, {"name": mlm})):
         with pytest.raises(ValueError, match="loss=none trains by mlm.weight above 0"):
@@ -354,60 +306,6 @@ def test_a_term_sees_a_step_and_joins_the_loss_with_its_weight(bert, tmp_path):
     assert step.x.grad_fn is not None
     with pytest.raises(ValueError, match=r"terms.mlm: metrics.csv has train/mlm already"):
         module_of(bert, mlm, terms={"mlm": term})
-
-
-class Predicted(torch.nn.Module):
-    """How far a learnt map of the first view is from the second."""
-
-    weight = 1.0
-
-    def __init__(self):
-        super().__init__()
-        self.map = torch.nn.Linear(16, 16)
-
-    def forward(self, step):
-        return (self.map(step.x[0]) - step.x[1]).square().mean()
-
-
-def test_weights_of_a_loss_and_of_a_term_train_too(bert, tmp_path):
-    loss, term = Predicted(), Predicted()
-    loss.forward = lambda z, negatives=None: Predicted.forward(loss, Step(None, z, z))
-    before = loss.map.weight.clone(), term.map.weight.clone()
-    fit(module_of(bert, loss=loss, terms={"own": term}), tmp_path, steps=1)
-    assert not torch.equal(loss.map.weight, before[0]) and not torch.equal(term.map.weight, before[1])
-
-
-def test_a_weight_that_cannot_train_is_refused_before_anything_is_computed(bert):
-    for weight in (-1, math.nan, math.inf):
-        with pytest.raises(ValueError, match=rf"^mlm.weight={weight} must be finite and above 0"):
-            MaskedLanguageModel(encoder=bert, weight=weight, probability=0.3)
-
-
-def twice(z, negatives=None):
-    return (z[0] - z[1]).square().mean(dim=-1)
-
-
-class Sentencewise:
-    """A loss, and a term, that forgets to average."""
-
-    weight = 1.0
-
-    def __init__(self, made):
-        self.made = made
-
-    def __call__(self, step, negatives=None):
-        return self.made
-
-
-def test_a_loss_or_a_term_of_a_user_that_is_no_scalar_is_named_in_one_line(bert, tmp_path):
-    for own, what in (
-        (twice, "twice returned a value of shape (8,)"),
-        (Sentencewise(torch.ones(0)), "Sentencewise returned a value of shape (0,)"),
-        (Sentencewise(None), "Sentencewise returned a value of type NoneType"),
-    ):
-        for part in [{"loss": own}] + [{"terms": {"own": own}}] * hasattr(own, "weight"):
-            with pytest.raises(ValueError, match=re.escape(f"{what}; a loss or term returns a scalar")):
-                fit(module_of(bert, **part), tmp_path, steps=1)
 
 
 def scored(dev_set, dev, corpus):
@@ -469,97 +367,81 @@ def test_alignment_of_a_dev_set_follows_its_scale_and_the_summary_says_so(bert, 
     assert monitor.summary()["positives"] == five.positives
 
 
-def test_collapsed_vectors_have_no_score():
-    values = DevSet([DEV])(np.ones((8, 4), np.float32))
-    assert values["dev/spearman"] is None
-    assert values["dev/effective_rank"] == 0
-    assert values["dev/variance_top1"] is values["dev/variance_top2"] is None
-    assert "dev/variance_top4" not in values  # all of it, by definition
-
-
-def test_the_monitor_evaluates_before_each_few_steps_and_at_the_end(bert, tmp_path):
-    monitor = monitor_of(tmp_path)
-    fit(module_of(bert), tmp_path, monitor, steps=5)
-    assert [row.step for row in monitor.rows] == [0, 2, 4, 5]
+def test_the_monitor_evaluates_every_few_steps_and_keeps_the_best_checkpoint(bert, tmp_path):
+    monitor, module = monitor_of(tmp_path), module_of(bert)
+    fit(module, tmp_path, monitor, steps=5)
+    scores = {row.step: row.values["dev/spearman"] for row in monitor.rows}
+    assert [*scores] == [0, 2, 4, 5] and module.training
     with (tmp_path / "run" / "metrics.csv").open() as file:
         logged = {int(r["step"]): float(r["dev/spearman"]) for r in csv.DictReader(file) if r["dev/spearman"]}
-    assert logged == pytest.approx({row.step: row.values["dev/spearman"] for row in monitor.rows})
+    assert logged == pytest.approx(scores)
+    del scores[0]
+    said = monitor.summary()
+    assert said["best"] == scores[said["best_step"]] == max(scores.values())
+    again = DevSet([DEV])(Embedder.load(tmp_path / "best").encode(monitor.dev_set.sentences))
+    assert again["dev/spearman"] == pytest.approx(said["best"], abs=1e-9)
 
 
-def test_the_best_checkpoint_is_the_one_that_scored_best(bert, tmp_path):
-    monitor = monitor_of(tmp_path)
-    module = module_of(bert)
-    fit(module, tmp_path, monitor)
-    scores = {row.step: row.values["dev/spearman"] for row in monitor.rows if row.step}
-    assert monitor.summary()["best"] == max(scores.values())
-    assert scores[monitor.summary()["best_step"]] == max(scores.values())
-    best = Embedder.load(tmp_path / "best")
-    again = DevSet([DEV])(best.encode(monitor.dev_set.sentences))
-    assert again["dev/spearman"] == pytest.approx(monitor.summary()["best"], abs=1e-9)
-    assert module.training
-
-
-@pytest.fixture
-def dead(bert):
-    """An encoder that gives the same vector to everything, but for rounding."""
-    with torch.no_grad():
+def test_vectors_that_are_all_one_have_no_score_and_end_training(bert, tmp_path):
+    values = DevSet([DEV])(np.ones((8, 4), np.float32))
+    assert values["dev/spearman"] is None and values["dev/effective_rank"] == 0
+    assert values["dev/variance_top1"] is values["dev/variance_top2"] is None
+    assert "dev/variance_top4" not in values  # all of it, by definition
+    with torch.no_grad():  # equal but for rounding
         for table in (bert.backbone.embeddings.word_embeddings, bert.backbone.embeddings.position_embeddings):
             table.weight.zero_()
-    return bert
-
-
-def test_training_ends_where_all_sentences_have_one_vector(dead, tmp_path):
     monitor = monitor_of(tmp_path)
     said = r"step 0: all 8 dev sentences have the same vector.*pooling=mean, or pooling=last"
     with pytest.raises(ValueError, match=said):
-        fit(module_of(dead, kind="mean"), tmp_path, monitor)
+        fit(module_of(bert, kind="mean"), tmp_path, monitor)
     assert monitor.rows == [] and not (tmp_path / "best").exists()
 
 
-def test_it_ends_at_a_later_evaluation_too(bert, tmp_path):
-    scale = bert.backbone.embeddings.LayerNorm.weight.data
-    dying = LambdaCallback(on_train_batch_end=lambda *_: scale.zero_())
-    with pytest.raises(ValueError, match="step 2: all 8 dev sentences have the same vector"):
-        fit(module_of(bert, kind="mean"), tmp_path, dying, monitor_of(tmp_path))
+class Own(torch.nn.Module):
+    """A loss, and a term: how far a learnt map of the first view is from the second."""
+
+    weight = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.map = torch.nn.Linear(16, 16)
+
+    def forward(self, given, negatives=None):
+        x = given.x if isinstance(given, Step) else given
+        return (self.map(x[0]) - x[1]).square().mean()
 
 
-def test_training_stops_when_patience_is_over(bert, tmp_path):
-    monitor = monitor_of(tmp_path, every=1, patience=2)
-    module = module_of(bert)
-    module.optimizer = partial(adamw, lr=1e-12)  # nothing moves, so the first evaluation stays the best
-    fit(module, tmp_path, monitor, steps=9)
-    assert monitor.rows[-1].step == 3
-
-
-CUT = Matryoshka(temperature=0.05, dims=[4, 7])
+def test_weights_of_a_loss_and_of_a_term_train_too_and_what_is_no_scalar_is_named(bert, tmp_path):
+    loss, term = Own(), Own()
+    before = loss.map.weight.clone(), term.map.weight.clone()
+    fit(module_of(bert, loss=loss, terms={"own": term}), tmp_path, steps=1)
+    assert not torch.equal(loss.map.weight, before[0]) and not torch.equal(term.map.weight, before[1])
+    for made, said in ((torch.ones(8), "shape (8,)"), (torch.ones(0), "shape (0,)"), (None, "type NoneType")):
+        term.forward = lambda *_, made=made: made
+        for part in ({"loss": term}, {"terms": {"own": term}}):
+            with pytest.raises(ValueError, match=re.escape(f"Own returned a value of {said}; a loss")):
+                fit(module_of(bert, **part), tmp_path, steps=1)
 
 
 @pytest.mark.parametrize(("embedding", "negatives"), [("encoder", True), ("dense", False), ("head", True)])
 def test_prefixes_are_those_of_the_embedding_that_evaluation_sees(bert, embedding, negatives):
     for weight in bert.parameters():  # else all sentences have nearly the same vector
         weight.data *= 8 if weight.ndim > 1 else 1
-    module = ContrastiveTraining(embedder=embedder_of(bert, embedding=embedding), loss=CUT, views=3)
-    module.eval()
+    embedder, cut = embedder_of(bert, embedding=embedding), Matryoshka(dims=[4, 7])
+    module = ContrastiveTraining(embedder=embedder, loss=cut, views=3).eval()
     passes = ragged(token_ids(SENTENCES[:6], bert.tokenizer, 32))
     batch = Batch(passes, ragged(token_ids(SENTENCES[6:], bert.tokenizer, 32)) if negatives else None, 2)
     module.log = lambda *_, **__: None
     value = module.training_step(batch, 0)
-    embedder = module.embedder
-    tokens = batch.positives if not negatives else concatenate([batch.positives, batch.negatives])
+    tokens = passes if not negatives else concatenate([passes, batch.negatives])
     x = embedder.embed(tokens).unflatten(0, (-1, 2)).double()  # what `encode` returns
     z = embedder.head(embedder.pool(tokens).unflatten(0, (-1, 2))).double()
-    hard = (z[3], x[3]) if negatives else (None, None)
-    expected = LOSS(z[:3], hard[0])
-    whole = {name: LOSS(seen).item() for name, seen in (("x", x[:3]), ("z", z[:3]))}
-    assert embedding != "encoder" or abs(whole["x"] - whole["z"]) > 0.1  # so that each is told from the other
+    expected = LOSS(z[:3], z[3] if negatives else None)
+    assert (
+        embedding != "encoder" or abs(LOSS(x[:3]) - LOSS(z[:3])) > 0.1
+    )  # so that each is told from the other
     for m in (4, 7) if embedding == "head" else (4, 7, 16):
-        expected = expected + LOSS(x[:3, :, :m], None if hard[1] is None else hard[1][:, :m])
+        expected = expected + LOSS(x[:3, :, :m], x[3, :, :m] if negatives else None)
     assert value.item() == pytest.approx(expected.item(), rel=1e-4)
-
-
-def test_prefixes_wider_than_the_encoder_or_of_one_pass_are_refused(bert):
     with pytest.raises(ValueError, match=r"loss.dims=\[4, 17\]: 17 is more than the embedding's width 16"):
-        ContrastiveTraining(embedder=embedder_of(bert), loss=Matryoshka(dims=[4, 17]))
-    module = ContrastiveTraining(embedder=embedder_of(bert), loss=CUT)
-    with pytest.raises(ValueError, match="which compares encoder passes"):
-        module.contrastive(torch.randn(1, 8, 16), torch.randn(3, 8, 16), None, 1)
+        ContrastiveTraining(embedder=embedder, loss=Matryoshka(dims=[4, 17]))

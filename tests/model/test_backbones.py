@@ -3,14 +3,13 @@
 import pytest
 import torch
 from encoders import DECODERS, SENTENCES, architecture, backbone, decoder_of, embedder_of
-from torch import nn
 from torch.testing import assert_close
 from transformers import BertConfig, BertModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import packed
-from whitenedcse.model.encoder import Encoder, behind, padded_right
+from whitenedcse.model.encoder import Encoder, padded_right
 from whitenedcse.ragged import ragged, split
 
 PARTS = ("q", "k", "v", "post_attention", "intermediate", "output")
@@ -59,12 +58,9 @@ def test_the_pooler_is_the_models_own(kind, tokenizer):
     assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [*ENCODERS, *DECODERS])
-def test_a_decoder_is_known_by_what_its_first_token_sees(kind, tokenizer):
-    assert any_encoder(kind, tokenizer).causal == (kind in DECODERS)
-
-
-def test_a_bert_told_to_be_a_decoder_is_one_and_none_by_dropout(tokenizer):
+def test_a_decoder_is_known_by_what_its_first_token_sees_and_none_by_dropout(tokenizer):
+    for kind in (*ENCODERS, *DECODERS):
+        assert any_encoder(kind, tokenizer).causal == (kind in DECODERS), kind
     shape = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 2}
     config = BertConfig(**shape, num_attention_heads=2, is_decoder=True)
     encoder = Encoder(BertModel(config, add_pooling_layer=False).train(), tokenizer)
@@ -106,13 +102,6 @@ def test_of_padded_and_packed_batches_the_same_lies_above_and_nothing_above_the_
         assert bert.unread([-1]) == bert.unread([0, 3]) == []
     assert ways[0] == ways[1] != []
     assert packed.fits(bert.backbone)
-
-
-def test_behind_a_product_are_its_factors():
-    a, b, c = (nn.Parameter(torch.ones(2)) for _ in range(3))
-    product = a * b
-    assert behind(product + product.exp()) == {a, b}
-    assert behind(c.detach()) == set()
 
 
 def test_a_tokenizer_pads_as_batches_are_padded(tokenizer):

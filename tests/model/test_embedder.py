@@ -1,21 +1,20 @@
 """What evaluation sees, what the loss sees, and that a checkpoint says the same everywhere."""
 
 import logging
+from contextlib import nullcontext
 from io import StringIO
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from encoders import SENTENCES, architecture, embedder_of, paced, projected, whitening
-from numpy.testing import assert_allclose, assert_array_equal
+from encoders import SENTENCES, architecture, embedder_of, projected, whitening
+from numpy.testing import assert_allclose
 from omegaconf import OmegaConf
 from programs import ROOT
 from scipy.spatial.distance import cdist
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense
 from torch.testing import assert_close
-from transformers import AutoModel, AutoTokenizer
 
 from whitenedcse.app import cli
 from whitenedcse.data.tokens import token_ids
@@ -137,11 +136,15 @@ def test_in_bf16_the_backbone_rounds_and_pooling_and_head_do_not(encoder):
     assert_allclose(dense.encode(SENTENCES, bf16=True), expected, atol=1e-6)
 
 
-def test_encoding_is_in_float32_whatever_the_caller_computes_in(bert):
-    embedder = embedder_of(bert, kind="pooler")
+@torch.no_grad()
+def test_encoding_and_what_follows_a_pooler_is_in_float32_whatever_the_caller_computes_in(bert):
+    embedder = embedder_of(bert, kind="pooler", embedding="dense").eval()
+    precise, wanted = embedder.embed(tokens(embedder)), embedder.encode(SENTENCES)
     with torch.autocast("cpu", torch.bfloat16):
-        inside = embedder.encode(SENTENCES)
-    assert (inside == embedder.encode(SENTENCES)).all()
+        assert (embedder.encode(SENTENCES) == wanted).all()
+        x = embedder.embed(tokens(embedder))
+        assert embedder.pool(tokens(embedder)).dtype == x.dtype == torch.float32
+    assert_close(x, precise, atol=0.02, rtol=0.02)
 
 
 def test_the_mode_is_put_back_when_encoding_is_broken_off(bert, monkeypatch):
@@ -152,7 +155,7 @@ def test_the_mode_is_put_back_when_encoding_is_broken_off(bert, monkeypatch):
     assert embedder.training and bert.backbone.training
 
 
-def test_a_view_has_its_own_dropout_and_one_pass_serves_many_views(bert):
+def test_a_view_has_its_own_dropout_one_pass_serves_many_views_and_hard_negatives_are_apart(bert):
     embedder = embedder_of(bert, head=identity(16)).train()
     batch = tokens(embedder)
     z, _ = projected(embedder, concatenate([batch] * 3), n=8, views=3)
@@ -165,15 +168,11 @@ def test_a_view_has_its_own_dropout_and_one_pass_serves_many_views(bert):
     assert not torch.allclose(shuffled[0], shuffled[1], atol=1e-3)  # by whitening, of one pass
     with pytest.raises(ValueError, match="3 encoder passes for 2 views"):
         projected(embedder, concatenate([batch] * 3), n=8, views=2)
-
-
-def test_hard_negatives_are_projected_apart(bert):
-    embedder = embedder_of(bert, head=identity(16)).eval()
-    batch, other = tokens(embedder), tokens(embedder, SENTENCES[::-1])
+    embedder, other = embedder.eval(), tokens(embedder, SENTENCES[::-1])
     z, negatives = projected(embedder, concatenate([batch] * 2), other, n=8, views=2)
     x = embedder.pool(concatenate([batch, other]))
     assert_close(z, x[:8].expand(2, 8, 16), atol=1e-6, rtol=1e-5)
-    assert_close(negatives, x[8:], atol=1e-6, rtol=1e-5)
+    assert_close(negatives, x[8:], atol=1e-6, rtol=1e-5)  # hard negatives, apart
 
 
 @torch.no_grad()
@@ -193,34 +192,19 @@ def test_the_embedding_is_what_the_setting_says(bert):
 
 
 def test_how_far_it_is_is_told_if_asked(bert, monkeypatch):
-    embedder, told = embedder_of(bert), paced(encoding, monkeypatch)
-    embedder.encode(SENTENCES * 2)
-    assert told == []
-    embedder.encode(SENTENCES * 2, progress=True)
-    assert told[0] == ("encoded", len(SENTENCES)) and sum(told[1:]) == len(SENTENCES)
-    numbers = []
-    embedder.encode(SENTENCES * 2, progress=numbers.append)
-    assert numbers == told[1:]
+    numbers, total = [], []
+    monkeypatch.setattr(encoding, "pace", lambda *given: total.append(given) or nullcontext(total.append))
+    for progress in (False, True, numbers.append):
+        embedder_of(bert).encode(SENTENCES * 2, progress=progress)
+    assert total == [("encoded", len(SENTENCES)), *numbers] and sum(numbers) == len(SENTENCES)
 
 
-@torch.no_grad()
-def test_what_follows_a_pooler_in_bfloat16_is_in_float32(bert):
-    embedder = embedder_of(bert, kind="pooler", embedding="dense").eval()
-    precise = embedder.embed(tokens(embedder))
-    with torch.autocast("cpu", torch.bfloat16):
-        x = embedder.embed(tokens(embedder))
-        assert embedder.pool(tokens(embedder)).dtype == x.dtype == torch.float32
-    assert_close(x, precise, atol=0.02, rtol=0.02)
+CASES = [("cls", "encoder"), ("cls", "dense"), ("last", "encoder"), ("mean", "encoder"), ("mean", "head")]
 
 
-CASES = [("cls", "encoder"), ("mean", "encoder"), ("max", "encoder"), ("cls", "dense"), ("mean", "head")]
-CASES += [("last", "encoder"), ("pooler", "encoder")]
-CASES += [("last", "encoder")]
-
-
-@pytest.mark.parametrize(("kind", "embedding"), CASES)
+@pytest.mark.parametrize(("kind", "embedding"), [*CASES, ("pooler", "encoder"), ("max", "encoder")])
 @pytest.mark.slow(but=3)
-def test_a_checkpoint_says_the_same_in_three_libraries(bert, tmp_path, kind, embedding):
+def test_a_checkpoint_says_the_same_in_two_libraries(bert, tmp_path, kind, embedding):
     embedder, best = trained(embedder_of(bert, kind=kind, embedding=embedding)), tmp_path / "best"
     checkpoint.save(embedder, best)
     ours = embedder.encode(SENTENCES)
@@ -228,11 +212,35 @@ def test_a_checkpoint_says_the_same_in_three_libraries(bert, tmp_path, kind, emb
         assert_allclose(Embedder.load(place).encode(SENTENCES), ours, atol=1e-6)
     theirs = SentenceTransformer(str(best), device="cpu").encode(SENTENCES)
     assert_allclose(theirs, ours, atol=1e-5 * max(1, abs(ours).max()))
-    model, tokenizer = AutoModel.from_pretrained(best), AutoTokenizer.from_pretrained(best)
-    with torch.no_grad():
-        plain = model(**tokenizer(SENTENCES, padding=True, return_tensors="pt")).last_hidden_state[:, 0]
-    assert (kind, embedding) != ("cls", "encoder") or np.allclose(plain, ours, atol=1e-5)
     assert not {path.suffix for path in best.rglob("*")} & {".bin", ".pt", ".pkl", ".ckpt"}
+    both = embedder_of(bert, kind="max", layers=[1, -1])  # which that library cannot express
+    checkpoint.save(both, best)
+    assert not (best / "modules.json").exists()
+    assert_allclose(Embedder.load(best).encode(SENTENCES), both.encode(SENTENCES), atol=1e-6)
+
+
+def test_pooling_belongs_to_the_checkpoint_and_is_free_for_a_plain_encoder(bert, tmp_path):
+    best = tmp_path / "best"
+    checkpoint.save(embedder_of(bert), best)
+    mean = Pooling(kind="mean", layers=[1, -1])
+    with pytest.raises(ValueError, match="carries its own pooling .whitenedcse.json."):
+        Embedder.load(str(tmp_path), mean)
+    for name in ("whitenedcse.json", "modules.json", "digests.json"):
+        (best / name).unlink()
+    wanted = embedder_of(bert, kind="mean", layers=[1, -1]).encode(SENTENCES)
+    for pooling in (mean, "first_last"):
+        assert_allclose(Embedder.load(str(best), pooling).encode(SENTENCES), wanted, atol=1e-6)
+    for name, expected in ((None, "cls over layers [-1]"), ("mean", "mean over layers [-1]")):
+        assert str(Embedder.load(best, name).pooling) == expected
+    with pytest.raises(ValueError, match="pooling.kind='avg' is not one of"):
+        Embedder.load(best, "avg")
+    (tmp_path / "x.txt").write_text("\n".join(SENTENCES))
+    words = ["encode", str(best), str(tmp_path / "x.txt"), str(tmp_path / "out")]
+    assert cli.main([*words, "--pooling", "first_last"]) == 0
+    assert_allclose(np.concatenate([*arrays(tmp_path / "out")]), wanted, atol=1e-6)
+    for file in (ROOT / "conf/pooling").glob("*.yaml"):  # the same names, of the same poolings
+        option, named = OmegaConf.load(file), Pooling.named(file.stem)
+        assert (named.kind, [*named.layers]) == (option.kind, option.layers), file
 
 
 def test_sentence_transformers_misses_no_weights(bert, tmp_path, monkeypatch):
@@ -244,30 +252,6 @@ def test_sentence_transformers_misses_no_weights(bert, tmp_path, monkeypatch):
     model = SentenceTransformer(str(tmp_path / "best"), device="cpu")
     assert model[0].model.pooler is None
     assert "MISSING" not in told.stream.getvalue()
-
-
-def test_a_checkpoint_that_sentence_transformers_cannot_express_claims_nothing_to_it(bert, tmp_path):
-    embedder = embedder_of(bert, kind="max", layers=[1, -1])
-    checkpoint.save(embedder, tmp_path / "best")
-    assert not (tmp_path / "best" / "modules.json").exists()
-    assert_allclose(Embedder.load(tmp_path).encode(SENTENCES), embedder.encode(SENTENCES), atol=1e-6)
-
-
-def test_pooling_belongs_to_the_checkpoint_and_is_free_for_a_plain_encoder(bert, tmp_path):
-    checkpoint.save(embedder_of(bert), tmp_path / "best")
-    mean = Pooling(kind="mean", layers=[1, -1])
-    with pytest.raises(ValueError, match="carries its own pooling .whitenedcse.json."):
-        Embedder.load(str(tmp_path), mean)
-    for name in ("whitenedcse.json", "modules.json", "digests.json"):
-        (tmp_path / "best" / name).unlink()
-    plain = Embedder.load(str(tmp_path / "best"), mean)
-    own = embedder_of(bert, kind="mean", layers=[1, -1])
-    assert_allclose(plain.encode(SENTENCES), own.encode(SENTENCES), atol=1e-6)
-    assert Embedder.load(tmp_path / "best").pooling.kind == "cls"
-    by_name = Embedder.load(tmp_path / "best", "mean").pooling
-    assert (by_name.kind, list(by_name.layers)) == ("mean", [-1])
-    with pytest.raises(ValueError, match="pooling.kind='avg' is not one of"):
-        Embedder.load(tmp_path / "best", "avg")
 
 
 def test_embeddings_that_do_not_exist_are_refused(bert):
@@ -295,23 +279,6 @@ def test_similarity_is_the_cosine_of_every_two():
             Embedder.similarity(x, texts)
 
 
-def test_the_mean_of_first_and_last_layer_has_a_name(bert, tmp_path):
-    bert.backbone.save_pretrained(tmp_path / "bert")
-    bert.tokenizer.save_pretrained(tmp_path / "bert")
-    wanted = Embedder.load(tmp_path / "bert", Pooling("mean", [1, -1])).encode(SENTENCES)
-    assert_array_equal(Embedder.load(tmp_path / "bert", "first_last").encode(SENTENCES), wanted)
-    for file in (ROOT / "conf/pooling").glob("*.yaml"):  # the same names, of the same poolings
-        option = OmegaConf.load(file)
-        named = Pooling.named(file.stem)
-        assert (named.kind, [*named.layers]) == (option.kind, option.layers), file
-    named = Pooling.named("first_last", [2, 3])
-    assert (named.kind, named.layers) == ("mean", (2, 3))
-    place = ["encode", str(tmp_path / "bert"), str(tmp_path / "x.txt"), str(tmp_path / "out")]
-    (tmp_path / "x.txt").write_text("\n".join(SENTENCES))
-    assert cli.main([*place, "--pooling", "first_last"]) == 0
-    assert_allclose(np.concatenate([*arrays(tmp_path / "out")]), wanted, atol=1e-6)
-
-
 def test_a_default_embedder_computes_nothing_of_a_bert_and_little_of_others(encoder, seen, tokenizer):
     Embedder(encoder=encoder)
     assert seen == []
@@ -331,21 +298,3 @@ def test_an_encoder_that_is_handed_in_stays_as_it_was(bert):
     assert {name.split(".")[2] for name in idle if "layer" in name} == {"1", "2"}
     assert {name for name in idle if "layer" not in name} == pooler
     assert {names[id(weight)] for weight in embedder.unread(layers=False)} == pooler
-
-
-@pytest.mark.parametrize("further", [False, True])
-def test_a_dense_that_is_not_square_is_read(bert, tmp_path, further):
-    """As in distiluse: Dense 768 -> 512 with tanh, with or without a linear one before."""
-    checkpoint.save(embedder_of(bert, kind="mean", head=identity(16)), tmp_path / "ours")
-    peer = SentenceTransformer(str(tmp_path / "ours"), device="cpu")
-    if further:
-        peer.append(Dense(16, 20, activation_function=torch.nn.Identity()))
-    peer.append(Dense(20 if further else 16, 6, activation_function=torch.nn.Tanh()))
-    peer.save(str(tmp_path / "theirs"))
-    loaded = Embedder.load(tmp_path / "theirs")
-    assert loaded.width == 6
-    assert_allclose(loaded.encode(SENTENCES), peer.encode(SENTENCES), atol=1e-5)
-    loaded.save(tmp_path / "again")
-    assert_allclose(Embedder.load(tmp_path / "again").encode(SENTENCES), peer.encode(SENTENCES), atol=1e-5)
-    again = SentenceTransformer(str(tmp_path / "again"), device="cpu")
-    assert_allclose(again.encode(SENTENCES), peer.encode(SENTENCES), atol=1e-5)

@@ -5,24 +5,18 @@ import json
 
 import pytest
 import torch
-from encoders import COMMIT, SENTENCES, model_hub, nowhere
+from encoders import COMMIT, SENTENCES, backbone, nowhere
 from programs import started
 from torch.testing import assert_close
 from transformers import (
     AutoModel,
     AutoTokenizer,
-    BertConfig,
     BertForMaskedLM,
-    BertModel,
-    GPT2Config,
-    GPT2Model,
-    XLNetConfig,
-    XLNetModel,
 )
 
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import scratch
-from whitenedcse.model.encoder import Encoder, folder, pretrained
+from whitenedcse.model.encoder import folder, pretrained
 from whitenedcse.model.scratch import byte_pairs, small_bert, wordpiece
 from whitenedcse.ragged import ragged
 
@@ -43,61 +37,26 @@ def test_layers_count_from_the_embeddings(encoder):
         encoder.layer(4)
 
 
-def test_a_saved_encoder_loads_with_the_same_weights(bert, tmp_path):
-    bert.backbone.save_pretrained(tmp_path)
-    bert.tokenizer.save_pretrained(tmp_path)
-    loaded = pretrained(path=str(tmp_path))
-    for name, weight in bert.backbone.state_dict().items():
-        assert torch.equal(loaded.backbone.state_dict()[name], weight), name
-    assert loaded.pooler_layer is not None
-    assert token_ids(SENTENCES, loaded.tokenizer, 32) == token_ids(SENTENCES, bert.tokenizer, 32)
-
-
-def test_a_pooler_that_the_checkpoint_lacks_is_never_made_up(bert, tmp_path):
+def test_a_pooler_that_is_lacking_is_never_made_up_and_without_other_weights_it_is_refused(bert, tmp_path):
     BertForMaskedLM(bert.backbone.config).save_pretrained(tmp_path)  # has no pooler
     bert.tokenizer.save_pretrained(tmp_path)
     assert AutoModel.from_pretrained(tmp_path).pooler is not None  # Transformers makes a random one
     assert pretrained(path=str(tmp_path)).pooler_layer is None
-
-
-def test_a_checkpoint_without_some_weights_is_refused(bert, tmp_path):
     state = {name: w for name, w in bert.backbone.state_dict().items() if "layer.2.output" not in name}
     bert.backbone.save_pretrained(tmp_path, state_dict=state)
-    bert.tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="lacks .* weights of BertModel: encoder.layer.2.output"):
         pretrained(path=str(tmp_path))
 
 
-def test_position_limit_comes_from_the_config_where_the_tokenizer_has_none(tokenizer):
-    config = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, max_position_embeddings=40)
-    limit, tokenizer.model_max_length = tokenizer.model_max_length, int(1e30)
-    try:
-        assert Encoder(BertModel(config), tokenizer).max_length == 40
-        config = GPT2Config(vocab_size=len(tokenizer), n_embd=8, n_layer=1, n_head=1, n_positions=24)
-        assert Encoder(GPT2Model(config), tokenizer).max_length == 24
-        tokenizer.model_max_length = 100
-        assert Encoder(GPT2Model(config), tokenizer).max_length == 24  # a longer text has no positions
-        tokenizer.model_max_length = int(1e30)
-        config = XLNetConfig(vocab_size=len(tokenizer), d_model=8, n_layer=1, n_head=1, d_inner=8)
-        assert Encoder(XLNetModel(config), tokenizer).max_length == 512  # says -1, for any
-    finally:
-        tokenizer.model_max_length = limit
-
-
-def test_small_bert_knows_the_words_of_its_corpus_or_their_pieces(tmp_path):
-    (tmp_path / "corpus.txt").write_text("\n".join(SENTENCES * 10))
-    made = {"corpus": str(tmp_path / "corpus.txt"), "vocabulary": 300, "layers": 1, "width": 8, "heads": 2}
-    words, pieces = (small_bert(**made, pieces=kind).tokenizer for kind in ("words", "bpe"))
-    ids = token_ids(["The BAKER eats bread"], words, 32)[0]
-    assert words.convert_ids_to_tokens(ids) == ["[CLS]", "the", "baker", "eats", "bread", "[SEP]"]
-    assert len(words) < 100 and 256 < len(pieces) <= 300
-
-
-def test_a_vocabulary_keeps_the_commonest_words_and_spells_the_rest():
+def test_a_vocabulary_keeps_the_commonest_words_and_spells_the_rest(tmp_path):
     tokenizer = wordpiece(["b b b aa aa c", "aa zz b"], 5 + 2 * 4 + 1)  # special, letters, one word
     assert tokenizer.convert_ids_to_tokens(tokenizer("AA zz q")["input_ids"]) == [
         *("[CLS]", "aa", "z", "##z", "[UNK]", "[SEP]")
     ]
+    (tmp_path / "x.txt").write_text("\n".join(SENTENCES * 10))
+    made = {"corpus": str(tmp_path / "x.txt"), "vocabulary": 300, "layers": 1, "width": 8, "heads": 2}
+    words, pieces = (len(small_bert(**made, pieces=kind).tokenizer) for kind in ("words", "bpe"))
+    assert words < 100 and 256 < pieces <= 300
 
 
 def test_byte_pairs_know_every_text_and_put_special_tokens_around_it(tmp_path):
@@ -125,34 +84,17 @@ def test_every_process_numbers_a_vocabulary_alike(tmp_path):
     assert {"one", "two", "three", ",", "##w"} < set(first[0]) and "Ġtwo" in first[1]
 
 
-def test_a_path_that_is_not_there_is_named():
-    with pytest.raises(FileNotFoundError, match="no encoder in ./nowhere/encoder: there is no such dir"):
-        folder("./nowhere/encoder")
-    with pytest.raises(FileNotFoundError, match="no encoder in .*: it is a file; name its directory"):
-        folder(__file__)
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """A model hub on this machine, whose files tests write; yields what it was asked."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with model_hub(tmp_path / "hub") as (url, asked):
-        monkeypatch.setenv("HF_ENDPOINT", url)
-        yield asked
-
-
 def test_an_encoder_comes_from_the_hub_without_the_pickle_beside_it_and_then_from_the_cache(
     bert, tmp_path, hub, monkeypatch
 ):
-    bert.backbone.save_pretrained(tmp_path / "hub/someone/encoder")
-    bert.tokenizer.save_pretrained(tmp_path / "hub/someone/encoder")
-    (tmp_path / "hub/someone/encoder" / "pytorch_model.bin").write_bytes(b"not asked for")
-    monkeypatch.chdir(tmp_path)
+    place, asked = hub
+    for part in (bert.backbone, bert.tokenizer):
+        part.save_pretrained(place / "someone/encoder")
+    (place / "someone/encoder/pytorch_model.bin").write_bytes(b"not asked for")
     loaded = pretrained(path="someone/encoder")
     words = (e.backbone.embeddings.word_embeddings.weight for e in (loaded, bert))
     assert torch.equal(*words)
-    assert not any("pytorch_model.bin" in path for path in hub)
+    assert not any("pytorch_model.bin" in path for path in asked)
     monkeypatch.setenv("HF_ENDPOINT", nowhere())  # the hub is gone
     assert folder("someone/encoder") == loaded.source
     known = {"path": "someone/encoder", "commit": COMMIT, "architecture": "bert 3 x 16"}
@@ -160,23 +102,30 @@ def test_an_encoder_comes_from_the_hub_without_the_pickle_beside_it_and_then_fro
     assert loaded.provenance(str(tmp_path)) == known | {"path": str(tmp_path), "commit": None}
 
 
+def test_what_is_nowhere_is_named_at_once(monkeypatch, hub):
+    for path, said in (
+        ("./nowhere/encoder", "there is no such dir"),
+        (__file__, "it is a file; name its dir"),
+    ):
+        with pytest.raises(FileNotFoundError, match=f"no encoder in {path}: {said}"):
+            folder(path)
+    monkeypatch.setenv("HF_ENDPOINT", nowhere())
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("the client's own retries take 23 s"))
+    with pytest.raises(FileNotFoundError, match="encoder bert-of-nobody: no directory.*name a local dir"):
+        folder("bert-of-nobody")
+
+
 @pytest.mark.parametrize("layout", ["old", "sharded"])
-def test_the_layouts_of_the_hub_are_read(tokenizer, tmp_path, hub, monkeypatch, layout):
+def test_the_layouts_of_the_hub_are_read(tokenizer, hub, layout):
     """As bert-base-uncased was: one pickle of a masked language model in names of TensorFlow; or shards."""
-    monkeypatch.chdir(tmp_path)
-    place = tmp_path / "hub/bert-of-old"
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=32,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = BertForMaskedLM(config).eval()
+    place, asked = hub[0] / "bert-of-old", hub[1]
+    model = BertForMaskedLM(backbone("bert", len(tokenizer)).config).eval()
     tokenizer.save_pretrained(place)
     if layout == "sharded":
         model.bert.save_pretrained(place, max_shard_size="20KB")
         assert len(list(place.glob("model-*.safetensors"))) > 2
     else:
-        config.save_pretrained(place)
+        model.config.save_pretrained(place)
         names = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
         old = {}
         for name, weight in model.state_dict().items():
@@ -185,21 +134,12 @@ def test_the_layouts_of_the_hub_are_read(tokenizer, tmp_path, hub, monkeypatch, 
         assert "bert.embeddings.LayerNorm.gamma" in old and "cls.predictions.bias" in old
         torch.save(old, place / "pytorch_model.bin")
     loaded = pretrained(path="bert-of-old").eval()
-    assert any(path.startswith("store/") for path in hub)
+    assert any(path.startswith("store/") for path in asked)
     batch = ragged(token_ids(SENTENCES, tokenizer, 32))
     rows = tokenizer(SENTENCES, padding=True, return_tensors="pt")
     with torch.no_grad():
         theirs = model.bert(**rows).last_hidden_state[rows["attention_mask"].bool()]
         assert_close(loaded(batch, [-1])[0], theirs, atol=1e-5, rtol=1e-5)
-
-
-def test_an_encoder_that_the_hub_cannot_give_is_named_at_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", nowhere())
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("the client's own retries take 23 s"))
-    with pytest.raises(FileNotFoundError, match="encoder bert-of-nobody: no directory.*name a local dir"):
-        folder("bert-of-nobody")
 
 
 @pytest.mark.parametrize("kind", ["bert", "unknown"])

@@ -7,6 +7,7 @@ import torch
 from encoders import backbone, whitening
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import GPT2Config, GPT2Model, XLNetConfig, XLNetModel
 
 from whitenedcse.model.encoder import longest
 from whitenedcse.model.whitener import check_rows
@@ -20,6 +21,17 @@ def test_an_encoder_takes_as_many_tokens_as_it_has_positions_and_no_more(kind):
     model(input_ids=torch.full((1, most), 7))
     with pytest.raises((IndexError, RuntimeError)):
         model(input_ids=torch.full((1, most + 1), 7))
+
+
+def test_of_other_architectures_the_config_says_how_many():
+    shape = {"n_layer": 1, "n_head": 1}
+    gpt2, xlnet = GPT2Config(**shape, n_embd=8, n_positions=24), XLNetConfig(**shape, d_model=8, d_inner=8)
+    for model, limit, most in (
+        (GPT2Model(gpt2), 1e30, 24),
+        (GPT2Model(gpt2), 100, 24),  # a longer text has no positions
+        (XLNetModel(xlnet), 1e30, 512),  # says -1, for any
+    ):
+        assert longest(model, limit) == most
 
 
 @given(
