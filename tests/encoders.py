@@ -70,10 +70,13 @@ def tokenizer():
     return BertTokenizerFast(tokenizer_object=core, model_max_length=128)
 
 
+SHAPE = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+SHAPE |= {"intermediate_size": 32, "max_position_embeddings": 130}
+
+
 def backbone(kind, vocabulary):
     torch.manual_seed(0)
-    shape = {"vocab_size": vocabulary, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
-    shape |= {"intermediate_size": 32, "max_position_embeddings": 130}
+    shape = SHAPE | {"vocab_size": vocabulary}
     if kind == "bert":
         return BertModel(BertConfig(**shape), add_pooling_layer=True)
     return RobertaModel(
@@ -132,9 +135,8 @@ DECODERS = {  # settings that an architecture needs besides
 def architecture(kind, vocabulary, **settings):
     """A tiny backbone of any architecture, with weights large enough that sentences differ."""
     torch.manual_seed(0)
-    shape = {"vocab_size": vocabulary, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
-    shape |= {"intermediate_size": 32, "max_position_embeddings": 130, "pad_token_id": 0}
-    made = AutoModel.from_config(AutoConfig.for_model(kind, **shape | settings))
+    shape = SHAPE | {"vocab_size": vocabulary, "pad_token_id": 0} | settings
+    made = AutoModel.from_config(AutoConfig.for_model(kind, **shape))
     with torch.no_grad():
         for weight in made.parameters():
             weight.mul_(5 if weight.ndim > 1 else 1)

@@ -145,17 +145,6 @@ def test_encode(kind, embedding, batches, bert, strict, monkeypatch):
     assert x.shape == (8, 16) and seen == [(8, 16)] and strict.waited == []
 
 
-def test_a_tensor_on_the_wrong_device_is_found(bert, strict, monkeypatch):
-    whole = packed.embedded
-
-    def wrong(module, layout):
-        return whole(module, layout) + torch.zeros(1, 16)
-
-    monkeypatch.setattr(packed, "embedded", wrong)
-    with pytest.raises(RuntimeError, match="tensors on \\['cpu', 'meta'\\]"):
-        stepped(strict, module_of(bert))
-
-
 def test_a_copy_that_the_host_waits_for_is_found_and_a_batch_is_moved_without(strict):
     rows = ragged([[1, 2], [3]])
     for non_blocking, waits in ((True, 0), (None, 0), (False, 2)):
@@ -190,12 +179,6 @@ def test_attention_is_computed_as_the_device_allows(bert, strict, monkeypatch):
         assert bert.attention(torch.device(device)) == expected
         bert.batches = "padded"
         assert bert.attention(torch.device(device)) == "padded"
-
-
-def test_a_width_of_a_head_that_the_kernels_do_not_take_is_padded_there(bert, strict, monkeypatch):
-    monkeypatch.setattr(attention, "WIDEST", 4)
-    stepped(strict, module_of(bert))
-    assert strict.attended == [] and bert.batches == "packed"
 
 
 @pytest.mark.parametrize("kind", ["mean", "max"])

@@ -14,7 +14,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from encoders import SENTENCES, WORDS, backbone, embedder_of, whitening
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import cross_entropy, normalize
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
@@ -122,14 +121,9 @@ def gradient(module):
     return torch.cat([p.grad.flatten() for p in module.parameters() if p.requires_grad])
 
 
-def ready(module, hook=None):
+def ready(module):
     """Its step, wrapped by DDP where there are several processes."""
-    step = Step(module)
-    if place()[1] > 1:
-        step = DistributedDataParallel(step)
-        if hook is not None:
-            step.register_comm_hook(None, hook)
-    return step
+    return DistributedDataParallel(Step(module)) if place()[1] > 1 else Step(module)
 
 
 def stepped(module, batch, step=None):
@@ -178,21 +172,6 @@ def dropped_out(tokenizer):
         module.training_step(batch, index)
     own = share_of(*place(), n=8 * place()[1])
     return [x[:, own] for x in seen]
-
-
-def chunked(tokenizer):
-    """Gradient and all-reduces of two steps, with a batch in one piece and in chunks."""
-    outcomes = {}
-    for chunk in (None, 5):
-        module, calls = module_of(encoder_of(tokenizer), "zca", 3, chunk=chunk), []
-
-        def hook(state, bucket, calls=calls):
-            calls.append(bucket.index())
-            return allreduce_hook(dist.group.WORLD, bucket)
-
-        stepped(module, batch_of(share_of(*place()), 3, True), ready(module, hook))
-        outcomes[chunk] = {"gradient": gradient(module), "calls": calls}
-    return outcomes
 
 
 def shallow(tokenizer):
@@ -265,7 +244,6 @@ def everything(tokenizer, folder):
         "cases": every_case(tokenizer),
         "own": own_statistics(tokenizer),
         "dropped_out": dropped_out(tokenizer),
-        "chunked": chunked(tokenizer),
         "shallow": shallow(tokenizer),
     }
     if place()[1] < 4:
@@ -292,11 +270,14 @@ def one_of_many(rank, tokenizer, folder):
 
 
 def small(rank, tokenizer, folder):
-    """One of two ranks: a step with half of a batch, then one for which the second brings a sentence less."""
+    """One of two ranks: steps with half of a batch, then one for which the second brings a sentence less."""
     together(rank, 2, folder, "small", seconds=60)
-    module = module_of(encoder_of(tokenizer), "shuffled_group", 3)
-    loss = stepped(module, batch_of(share_of(rank, 2), 3, True))
-    torch.save((loss, gradient(module)), folder / f"step{rank}.pt")
+    steps = []
+    for chunk in (None, 5):
+        module = module_of(encoder_of(tokenizer), "shuffled_group", 3, chunk=chunk)
+        loss = stepped(module, batch_of(share_of(rank, 2), 3, True))
+        steps.append((loss, gradient(module)))
+    torch.save(steps, folder / f"steps{rank}.pt")
     module = module_of(encoder_of(tokenizer), "dense")
     try:
         stepped(module, batch_of(slice(0, 8 - rank), 2, False))
@@ -434,21 +415,11 @@ def test_two_processes_step_as_one_does_and_refuse_batches_of_unequal_size(token
     module = module_of(encoder_of(tokenizer), "shuffled_group", 3)
     expected = stepped(module, batch_of(slice(0, N), 3, True))
     for rank in (0, 1):
-        loss, slope = torch.load(tmp_path / f"step{rank}.pt", weights_only=False)
-        assert_close(loss, expected)
-        assert apart(slope, gradient(module)) < 1e-9
+        for loss, slope in torch.load(tmp_path / f"steps{rank}.pt", weights_only=False):
+            assert_close(loss, expected)
+            assert apart(slope, gradient(module)) < 1e-9
         said = (tmp_path / f"error{rank}").read_text()
         assert said == "ranks bring batches of [8, 7] sentences; all must be of one size"
-
-
-@pytest.mark.slow
-def test_chunks_need_no_more_all_reduces(worlds):
-    expected = worlds[1][0]["chunked"][None]["gradient"]
-    for rank in [*worlds[2], *worlds[4]]:
-        whole, parts = rank["chunked"][None], rank["chunked"][5]
-        assert parts["calls"] == whole["calls"] == [0]  # the one bucket of a small model
-        assert apart(whole["gradient"], expected) < 1e-10
-        assert apart(parts["gradient"], expected) < 1e-10
 
 
 @pytest.mark.slow

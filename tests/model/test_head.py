@@ -51,13 +51,6 @@ def test_position_decides_what_is_white():
         head(position="beside")
 
 
-def test_views_are_shuffled_apart_but_a_view_is_shuffled_as_one():
-    x = views(v=1).expand(2, -1, -1)
-    first, second = head(dense=False)(x)
-    assert not torch.allclose(first, second, atol=1e-2)  # same input, other permutation
-    assert_close(*head(dense=False, kind="group")(x))
-
-
 def test_momentum_follows_equation_13():
     whitener = Whitener(8, whitening(kind="zca", momentum=0.9)).train()
     mean = covariance = None
@@ -146,13 +139,6 @@ def test_official_slices_are_consecutive_parts_of_the_sentence_major_batch():
     back = rearranged(x, "official_slice", lambda slices: seen.append(slices) or slices + 1)
     assert_close(seen[0], torch.stack(sentence_major.chunk(3)))
     assert_close(back, x + 1)
-
-
-def test_the_head_works_in_float32_whatever_surrounds_it():
-    x, module = views(), head(kind="group")
-    plain = module(x)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(module(x), plain)
 
 
 @pytest.mark.parametrize("gradient", ["full", "centre", "none"])

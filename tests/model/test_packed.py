@@ -1,8 +1,5 @@
 """The packed way through BERT and its relatives is Transformers' own forward and gradient, unpadded."""
 
-import os
-import subprocess
-import sys
 from itertools import product
 
 import pytest
@@ -79,7 +76,7 @@ def test_states_and_gradient_are_those_of_transformers(kind):
 
 
 @pytest.mark.parametrize("onednn", [False, True])
-@pytest.mark.parametrize("kind", RELATIVES)
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_float32_is_exact_to_rounding(kind, onednn, monkeypatch):
     monkeypatch.setattr(packed, "prefers_onednn", lambda: onednn)
     exact, model, rows = backbone(kind), backbone(kind).float(), batch()
@@ -149,12 +146,6 @@ def test_dropout_is_where_transformers_has_it(first, monkeypatch):
     own, expected = gradients(model, ours), gradients(model, theirs)
     for name, value in expected.items():
         assert_close(own[name], value, atol=1e-11, rtol=1e-10, msg=name)
-
-
-def test_no_dropout_in_eval_mode():
-    model = backbone(dropout=0.3).eval()
-    ours = packed.hidden(model, batch(), [3], first=False)
-    assert_close(ours, transformers_own(model, batch(), [3], first=False), atol=1e-12, rtol=0)
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
@@ -233,49 +224,31 @@ def test_the_architecture_chooses(kind, tokenizer):
             Encoder(made, tokenizer, batches="packed")
 
 
-@pytest.mark.parametrize("settings", [{"is_decoder": True}, {"position_embedding_type": "relative_key"}])
-def test_a_bert_that_computes_something_else_is_padded(settings):
-    assert packed.fits(backbone()) and not packed.fits(backbone(**settings))
-
-
-def test_foreign_code_is_padded():
+def test_a_bert_that_computes_something_else_is_padded():
     class Own(BertModel):
         pass
 
-    assert not packed.fits(Own(BertConfig(**SHAPE)))
+    assert packed.fits(backbone()) and not packed.fits(Own(BertConfig(**SHAPE)))
+    for settings in ({"is_decoder": True}, {"position_embedding_type": "relative_key"}):
+        assert not packed.fits(backbone(**settings)), settings
 
 
-def test_dropout_is_a_function_of_the_seed_and_else_drawn_from_pytorchs_generator():
-    model = backbone(dropout=0.3).train()
+def test_dropout_is_a_function_of_seed_layer_and_place_and_without_a_seed_of_pytorchs_generator(monkeypatch):
+    seen, kept, model = [], attention.kept, backbone(dropout=0.3).train()
+    noted = lambda shape, p, seed: seen.append(tuple(seed)) or kept(shape, p, seed)  # noqa: E731
+    monkeypatch.setattr(attention, "kept", noted)
 
     def states(**settings):
         return packed.hidden(model, batch(), [3], first=False, **settings)
 
-    assert torch.equal(states(seed=1), states(seed=1))
-    assert not torch.equal(states(seed=1), states(seed=2))
+    one = states(seed=1)
+    assert len(seen) == len(set(seen)) == 1 + 3 * 3  # embeddings; attention and two dense in each layer
+    assert torch.equal(one, states(seed=1)) and not torch.equal(one, states(seed=2))
     torch.manual_seed(3)
     first, second = states(), states()
     torch.manual_seed(3)
     assert torch.equal(states(), first) and not torch.equal(first, second)
-    torch.manual_seed(3)
     before = torch.random.get_rng_state()
     model.eval()
     states()
     assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_no_two_layers_and_no_two_places_of_a_layer_drop_the_same(monkeypatch):
-    seen, kept = [], attention.kept
-    monkeypatch.setattr(
-        attention, "kept", lambda shape, p, seed: seen.append(tuple(seed)) or kept(shape, p, seed)
-    )
-    packed.hidden(backbone(dropout=0.3).train(), batch(), [3], first=False, seed=5)
-    assert len(seen) == len(set(seen)) == 1 + 3 * 3  # embeddings; attention and two dense in each layer
-
-
-@pytest.mark.slow
-def test_onednn_keeps_few_shapes_unless_told_otherwise():
-    names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-    code = f"import os, whitenedcse.model.packed; print([os.environ[name] for name in {names}])"
-    env = {name: value for name, value in os.environ.items() if name not in names} | {names[1]: "7"}
-    assert subprocess.check_output([sys.executable, "-c", code], env=env, text=True) == "['128', '7']\n"

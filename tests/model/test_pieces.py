@@ -56,7 +56,7 @@ def test_any_number_of_threads_gives_the_vectors_and_the_gradient_of_one(encoder
             assert_close(ours, theirs, atol=1e-12, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("k", "chunk"), [(1, 7), (2, None), (3, 7)])
+@pytest.mark.parametrize(("k", "chunk"), [(2, None), (3, 7)])
 def test_the_same_number_of_threads_gives_the_same_bits(bert, k, chunk, threaded):
     threaded(k)
     module, batch = module_of(bert, chunk=chunk), batch_of()
@@ -82,14 +82,6 @@ def test_an_encoding_that_is_made_again_is_the_same(bert, autocast, threaded):
             words = bert.backbone.get_input_embeddings().weight
             grads += torch.autograd.grad(x.square().sum(), [words])
         assert torch.equal(*grads)
-
-
-def test_pieces_drop_different_tokens(bert):
-    module, one = module_of(bert), batch_of().negatives
-    same = Batch(concatenate([one, one]), None, one.n)
-    module.chunk = one.n  # two pieces of the same sentences
-    x = module.encoded(same, (0, 0, 0, 0))
-    assert not torch.isclose(x[0], x[1]).all(dim=-1).any()
 
 
 def test_the_cut_keeps_every_sentence_once_and_shares_the_work():
@@ -157,26 +149,21 @@ def test_padded_batches_draw_from_the_generator_and_so_have_one_thread(bert, thr
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.slow(but=1)
 def test_vectors_of_encode_are_the_same_bits_for_any_number_of_threads(bert, bf16, threaded):
-    embedder = embedder_of(bert).eval()
+    """Transformers 4 sets and resets forward methods to collect hidden states: its way has one thread."""
+    embedder, forward, seen, told = embedder_of(bert).eval(), bert.forward, set(), []
+    bert.forward = lambda *a, **k: (seen.add(threading.get_ident()), forward(*a, **k))[1]
     tokens = rows(batch_of(3000, passes=1).negatives)
     expected = embedder.encode_rows(tokens, bf16=bf16)
-    told = []
     for k in (2, 3):
         threaded(k)
+        seen.clear()
         assert (embedder.encode_rows(tokens, bf16=bf16, progress=told.append) == expected).all()
-        assert sum(told) == len({tuple(row) for row in tokens})
+        assert 1 < len(seen) <= k and sum(told) == len({tuple(row) for row in tokens})
         told.clear()
-
-
-@pytest.mark.parametrize(("batches", "most"), [("packed", 3), ("padded", 1)])
-def test_only_our_own_way_through_a_backbone_is_taken_by_several_threads(bert, batches, most, threaded):
-    """Transformers 4 sets and resets forward methods to collect hidden states."""
-    bert.batches, seen, forward = batches, set(), bert.forward
-    embedder = embedder_of(bert).eval()
-    bert.forward = lambda *a, **k: (seen.add(threading.get_ident()), forward(*a, **k))[1]
-    threaded(3)
-    embedder.encode_rows(rows(batch_of(3000, passes=1).negatives))
-    assert (len(seen) == 1) == (most == 1) and len(seen) <= most
+    bert.batches = "padded"
+    seen.clear()
+    embedder.encode_rows(tokens[:1000])
+    assert len(seen) == 1
 
 
 def test_threads_hold_no_more_copies_of_the_gradient_than_there_is_memory_for(monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from encoders import nowhere
 from lightning.pytorch.utilities import rank_zero_only
+from wandb.util import get_core_path
 
 from whitenedcse.app import cli
 from whitenedcse.training.dashboard import wandb_logger
@@ -47,7 +48,7 @@ def bare(monkeypatch, tmp_path):
 
 
 def test_series_settings_scores_and_the_best_checkpoint_come_back(bare, tmp_path):
-    command = [sys.executable, "-m", "wandb", "leet", "inspect"]
+    command = [get_core_path(), "leet", "inspect", "--no-observability", "--json"]  # of `wandb leet inspect`
     bare.setenv("WANDB_MODE", "offline")
     run = tmp_path / "table3" / "0"
     (run / "best").mkdir(parents=True)
@@ -58,8 +59,9 @@ def test_series_settings_scores_and_the_best_checkpoint_come_back(bare, tmp_path
         logger.log_metrics(dict.fromkeys(SERIES, value), step=step)
     logger.finish(run / "best", SCORES)
     (folder,) = (run / "wandb").glob("offline-run-*")
+    (log,) = folder.glob("*.wandb")
     printed = [
-        subprocess.run([*command, "--json", *more, str(folder)], capture_output=True, text=True)
+        subprocess.run([*command, *more, "--run-file", log, run / "wandb"], capture_output=True, text=True)
         for more in ([], ["--summary"])
     ]
     if printed[0].returncode:

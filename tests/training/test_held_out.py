@@ -25,14 +25,29 @@ from whitenedcse.training.module import seed_of, seed_torch
 from whitenedcse.training.monitor import DevSet, HeldOut, Monitor, Row, dropped
 
 
-def test_a_transform_is_fitted_to_the_training_corpus_and_to_no_other_of_its_name(home, monkeypatch):
-    run = whitenedcse.train("bert", "my.txt", output="outputs/f", settings={"trainer.max_steps": 1}, **SMALL)
+def test_a_transform_is_fitted_to_the_rows_that_were_trained_on_and_to_no_other_of_their_name(
+    home, monkeypatch
+):
+    few = {"trainer.max_steps": 1, "data.sample": 16}
+    run = whitenedcse.train("bert", "my.txt", output="outputs/g", settings=few, **SMALL)
+    kept = {text for (text,) in read(Corpus("my.txt", (), 16))[0]}
+    tests = {text for line in PAIRS.splitlines()[1:] for text in line.split("\t")[1:]}
+    plans, plan = [], suite.plan
+    monkeypatch.setattr(suite, "plan", lambda *arguments: plans.append(plan(*arguments)) or plans[-1])
 
-    def white(output):
-        named = {"tasks": str(home / "pairs.tsv"), "output": home / output, "settings": {"fit": "training"}}
-        return whitenedcse.evaluate(home / run.path, postprocess="whitening", k=2, **named)
+    def white(output, **sample):
+        named = {
+            "tasks": str(home / "pairs.tsv"),
+            "output": home / output,
+            "postprocess": "whitening",
+            "k": 2,
+        }
+        return whitenedcse.evaluate(home / run.path, settings={"fit": "training", **sample}, **named)
 
-    assert white("w").results["rows"][-1]["setting"] == "inductive"
+    for sample, size in (({}, 16), ({"sample": 9}, 9), ({"sample": None}, 16)):
+        assert white(f"{size}{len(plans)}", **sample).results["rows"][-1]["setting"] == "inductive"
+        fitted = {*plans[-1].sentences} - tests
+        assert fitted <= kept and len(fitted) == size
     (home / "deep").mkdir()
     monkeypatch.chdir(home / "deep")
     with pytest.raises(FileNotFoundError, match=r"^my.txt: no such file"):
@@ -41,20 +56,6 @@ def test_a_transform_is_fitted_to_the_training_corpus_and_to_no_other_of_its_nam
     with pytest.raises(ValueError, match=r"^my.txt is not what .* was trained on; .* fit to, fit=FILE"):
         white("x")
     assert not (home / "x").exists()
-
-
-def test_a_transform_is_fitted_to_the_rows_that_were_trained_on(home, monkeypatch):
-    few = {"trainer.max_steps": 1, "data.sample": 16}
-    run = whitenedcse.train("bert", "my.txt", output="outputs/g", settings=few, **SMALL)
-    kept = {text for (text,) in read(Corpus("my.txt", (), 16))[0]}
-    tests = {text for line in PAIRS.splitlines()[1:] for text in line.split("\t")[1:]}
-    plans, plan = [], suite.plan
-    monkeypatch.setattr(suite, "plan", lambda *arguments: plans.append(plan(*arguments)) or plans[-1])
-    for sample, size in (({}, 16), ({"sample": 9}, 9), ({"sample": None}, 16)):
-        settings = {"settings": {"fit": "training", **sample}, "output": f"outputs/{size}{len(plans)}"}
-        whitenedcse.evaluate(run, tasks="pairs.tsv", postprocess="whitening", **settings)
-        fitted = {*plans[-1].sentences} - tests
-        assert fitted <= kept and len(fitted) == size
 
 
 def test_training_sentences_of_the_dev_table_and_of_an_evaluation_are_those_of_all_columns(home):
@@ -121,25 +122,18 @@ def test_held_out_sentences_are_never_trained_on(home, tokenizer):
     whole = SentenceData(corpus=str(home / "my.txt"), tokenizer=tokenizer, batch_size=4)
     whole.setup("fit")
     assert whole.trained is None and "held out" not in whole.description
-
-
-def test_two_rows_are_held_out_at_least_and_512_at_most():
-    for rows, held in ((4, 2), (19, 2), (40, 4), (9000, 512)):
+    data = data_of(home, tokenizer, batch_tokens=60)  # budgets of tokens, too
+    assert np.array_equal(data.sizes, np.diff(data.tokens.offsets)[data.trained])
+    for rows, count in ((4, 2), (19, 2), (40, 4), (9000, 512)):
         data = SentenceData(corpus="x", batch_size=2)
         data.hold_out, data.tokens = True, range(rows)
-        assert data.holds_out == held and len(data.trained) == rows - held
+        assert data.holds_out == count and len(data.trained) == rows - count
 
 
 def test_a_corpus_that_is_smaller_than_a_batch_names_the_setting(home):
     (home / "few.txt").write_text("a b\nb a\na a\n")
     with pytest.raises(ValueError, match=r"1 rows beside 2 held out do not fill one batch_size=8; set data"):
         whitenedcse.train("bert", "few.txt", **SMALL)
-
-
-def test_batches_of_tokens_hold_rows_out_too(home, tokenizer):
-    data = data_of(home, tokenizer, batch_tokens=60)
-    sizes = np.diff(data.tokens.offsets)
-    assert np.array_equal(data.sizes, sizes[data.trained])
 
 
 def test_the_monitor_without_pairs_measures_dropout_and_uniformity(home, bert, tokenizer):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from programs import ROOT
 from scipy.integrate import quad
-from torch.nn.functional import cosine_similarity, cross_entropy, normalize
+from torch.nn.functional import cosine_similarity, normalize
 from torch.testing import assert_close
 
 from whitenedcse.training.loss import ContrastiveLoss, Matryoshka, Step
@@ -73,20 +73,7 @@ def test_every_form_is_its_definition_written_as_a_loop_and_its_gradient_is_righ
             assert torch.autograd.gradcheck(given, (z.requires_grad_(), hard.clone().requires_grad_()))
 
 
-def test_two_views_are_simcse_and_equal_vectors_cost_as_much_as_guessing():
-    z = views(2)
-    s = cosine_similarity(z[0].unsqueeze(1), z[1].unsqueeze(0), dim=-1) / 0.5
-    for form in FORMS:
-        assert_close(loss(form=form)(z), cross_entropy(s, torch.arange(5)))
-    for n in (2, 64):
-        assert_close(loss(temperature=0.05)(torch.ones(2, n, 4)), torch.tensor(math.log(n)))
-
-
-def test_l2_with_one_denominator_is_the_published_form_and_pulls_every_positive():
-    z = views(3)
-    z[2] = z[1]  # equal views have equal denominators
-    s = torch.stack([cosine_similarity(z[0, i], z[1], dim=-1) for i in range(5)]) / 0.5
-    assert_close(loss(form="l2")(z), ((2 * (-s.diagonal()).exp()).log() + s.logsumexp(dim=1)).mean())
+def test_every_form_pulls_every_positive_and_pushes_all_others():
     for form, denominator in product(FORMS, DENOMINATORS):
         s = views(4, 5, 5)[1:].requires_grad_()
         loss(form=form, denominator=denominator).combined(s, s.new_empty(1, 5, 0)).backward()
