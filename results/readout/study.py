@@ -26,7 +26,7 @@ from whitenedcse.evaluation.readout import Map, Moments, Readout, Spectrum, choi
 from whitenedcse.evaluation.scores import pairs_index
 from whitenedcse.evaluation.statistics import average_draws, interval, resamples, weighted_spearman
 from whitenedcse.evaluation.tasks import subsets
-from whitenedcse.serving.readout import BLOCK, planes
+from whitenedcse.serving.readout import BLOCK, every_layer
 
 TESTS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 SIZES, DRAWS = (50, 100, 200, 400), 10  # pairs of STS-B dev that choose, and random parts of each size
@@ -43,7 +43,7 @@ class Study:
         self.kinds = (embedder.encoder.one_token, "mean")
         self.moments = {kind: Moments() for kind in self.kinds}
         for block in blocks(corpus, BLOCK):
-            for kind, x in planes(embedder, block, self.kinds).items():
+            for kind, x in every_layer(embedder, block, self.kinds).kinds.items():
                 self.moments[kind].add(x)
         sentences, index = pairs_index({name: subsets(name) for name in ("STS-B/dev", *TESTS)})
         self.gold = {name: np.concatenate([s.gold for s, _ in parts]) for name, parts in index.items()}
@@ -52,7 +52,7 @@ class Study:
             name: slice(end - len(self.gold[name]), end) for name, end in zip(self.gold, ends, strict=True)
         }
         self.rows = np.concatenate([rows for parts in index.values() for _, rows in parts], axis=1)
-        self.seen = planes(embedder, sentences, self.kinds)
+        self.seen = every_layer(embedder, sentences, self.kinds).kinds
         d, self.last = embedder.encoder.width, embedder.encoder.depth
         both = Map("whitening", d), Map("whitening", min(256, d))
         self.of_literature = [Readout("mean", (1, self.last), map_) for map_ in both]

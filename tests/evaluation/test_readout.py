@@ -12,6 +12,7 @@ from whitenedcse.evaluation.readout import (
     Spectrum,
     best_of_few,
     choice,
+    groups,
     layer_sets,
     maps,
     similarities,
@@ -115,6 +116,21 @@ def test_among_many_readouts_that_are_no_better_the_luck_of_the_winner_is_not_ca
         naive.append(judged.scores[judged.best] - judged.own)
         shown.append(judged.shown)
     assert min(naive) > 0 and sum(shown) <= 1
+
+
+def test_copies_of_pairs_do_not_judge_each_other_and_change_nothing():
+    """Ranks of doubled values are linear in those of single ones: each score and draw is the same."""
+    gold, own, found = pairs(100, 200)
+    texts = [f"text {i}" for i in range(101)]
+    copied = groups(texts[:-1] + texts[1:], texts[1:] + texts[:-1])  # b, a is a copy of a, b
+    assert copied.tolist() == [*range(100)] * 2
+    once = choice(gold, own, found, [1] * 200, draws=200)
+    twice = choice(*(np.concatenate([x, x]) for x in (gold, own, found)), [1] * 200, groups=copied, draws=200)
+    assert twice.best == once.best
+    assert twice[2:] == pytest.approx(once[2:])
+    few = np.arange(60) % (FEWEST - 1)
+    with pytest.raises(ValueError, match="49 pairs are too few"):
+        choice(gold[few], own[few], found[few], [1] * 200, groups=few)
 
 
 @pytest.mark.parametrize(

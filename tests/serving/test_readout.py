@@ -17,7 +17,7 @@ from whitenedcse.evaluation.scores import cosine
 from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving.fit import whitened
-from whitenedcse.serving.readout import grids, needed, planes, readout
+from whitenedcse.serving.readout import every_layer, grids, needed, readout, write
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
 RNG = np.random.default_rng(0)
@@ -44,8 +44,8 @@ def written(pairs, path):
         rows.writerows(zip(pairs.left, pairs.right, pairs.gold, strict=True))
 
 
-def test_planes_are_the_vectors_of_each_layer_and_pooling(plain):
-    found = planes(plain, TEXTS[:20], ("cls", "mean"))
+def test_every_layer_has_the_vectors_of_each_pooling(plain):
+    found = every_layer(plain, TEXTS[:20], ("cls", "mean")).kinds
     for kind, layers in found.items():
         for layer, x in enumerate(layers):
             slow = embedder_of(plain.encoder, kind=kind, layers=(layer,)).eval().encode(TEXTS[:20])
@@ -64,11 +64,25 @@ def test_the_embedder_with_the_chosen_readout_has_the_cosines_that_chose_it(plai
     assert found.choice.scores[found.choice.best] > found.choice.own + 5
 
 
-def test_a_readout_that_is_no_better_leaves_the_embedder_as_it_is(plain):
+def test_a_readout_that_is_no_better_leaves_the_embedder_as_it_is(plain, tmp_path):
     own = cosine(plain.encode(LEFT), plain.encode(RIGHT))
     found = readout(plain, TEXTS, Subset("own", LEFT, RIGHT, own))
     assert not found.choice.shown and found.embedder is plain
     assert "leave it as it is" in grids(found)[1].notes[0]
+    write(found, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"readouts.csv", "readouts.png"}
+    embedder_of(plain.encoder, kind="mean").save(tmp_path / "model")  # what an earlier call chose
+    write(found, tmp_path)
+    assert_allclose(Embedder.load(tmp_path / "model").encode(LEFT), plain.encode(LEFT), atol=1e-6)
+
+
+def test_pairs_that_a_file_has_twice_say_what_they_say_once(plain):
+    gold = RNG.normal(size=len(LEFT))
+    once, twice = (
+        readout(plain, TEXTS, Subset("luck", *pairs)).choice
+        for pairs in ((LEFT, RIGHT, gold), (LEFT + RIGHT, RIGHT + LEFT, np.tile(gold, 2)))
+    )
+    assert twice[2:] == pytest.approx(once[2:], abs=1e-3)
 
 
 def test_a_set_of_layers_is_shown_where_none_of_its_parts_scores_as_much():

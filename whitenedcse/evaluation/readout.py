@@ -38,6 +38,7 @@ SHRINKAGES = (0.0, 0.1, 0.3)
 FEWEST = 50  # pairs: halves of 25 order readouts hardly better than chance
 NEAR = 0.1  # of a score x 100: readouts this near are told apart by luck, and the simpler one is taken
 MOST = 2_000  # pairs that choose; more would only take memory, n m float32
+SPLITS = 5  # of the pairs into two halves
 
 Planes = Mapping[str, NDArray[np.float32]]  # kind of pooling -> (r, n, d), the pooled vectors of every layer
 Floats = NDArray[np.float64]
@@ -258,31 +259,41 @@ def simplest(scores: Floats, sizes: NDArray[np.int64]) -> int:
     return int(np.flatnonzero(fewest)[np.argmax(scores[fewest])])
 
 
+def groups(left: Sequence[str], right: Sequence[str]) -> NDArray[np.intp]:
+    """The number of each of n pairs, from 0, which equal ones share, whichever text comes first: (n,)."""
+    seen: dict[frozenset[str], int] = {}
+    pairs = map(frozenset, zip(left, right, strict=True))
+    return np.array([seen.setdefault(pair, len(seen)) for pair in pairs], np.intp)
+
+
 def choice(
     gold: Floats,
     own: Floats,
     found: NDArray[Any],
     sizes: Sequence[int],
     *,
-    repeats: int = 5,
+    groups: NDArray[np.intp] | None = None,
     draws: int = 1000,
 ) -> Choice:
     """Choose a readout on pairs, and say what it brings on pairs that did not choose it.
 
     gold: (n,) scores, own: (n,) cosines of the model's own vectors, found: (n, m) those of m readouts, sizes:
-    (m,) their numbers of layers. In each of `repeats` splits either half chooses and the other one judges, so
-    that the gain is free of the winner's luck. The interval is that of a bootstrap over pairs, with the
-    choices held. Raises ValueError for fewer than FEWEST pairs and for scores or cosines that are constant.
+    (m,) their numbers of layers. groups: (n,) as from `groups`, None where no two pairs are equal. In each of
+    SPLITS either half chooses and the other one judges, so that the gain is free of the winner's luck; equal
+    pairs stay together. The interval is that of a bootstrap over groups, with the choices held. Raises
+    ValueError for fewer than FEWEST different pairs and for scores or cosines that are constant.
     """
-    check_pairs(gold)
-    of_layers, n = np.asarray(sizes), len(gold)
+    of = np.arange(len(gold)) if groups is None else groups
+    check_pairs(gold, of)
+    of_layers, n = np.asarray(sizes), int(of.max()) + 1
     scores, plain = spearman_columns(gold, found), spearman_columns(gold, own[:, None])[0]
     if np.isnan(scores).all() or np.isnan(plain):
         raise ValueError("the cosines of all pairs are equal: nothing can be chosen on them")
-    rng, counts = np.random.default_rng(0), resamples(n, draws, seed=0)
+    rng, counts = np.random.default_rng(0), resamples(n, draws, seed=0)[:, of]
     gains, drawn = [], np.zeros(len(counts))
-    for order in (rng.permutation(n) for _ in range(repeats)):
-        for fit, test in (np.split(order, [n // 2]), np.split(order, [n // 2])[::-1]):
+    for order in (rng.permutation(n) for _ in range(SPLITS)):
+        half = np.isin(of, order[: n // 2])
+        for fit, test in ((half, ~half), (~half, half)):
             at = simplest(spearman_columns(gold[fit], found[fit]), of_layers)
             both = np.stack([found[test, at], own[test]])
             gains.append(np.subtract(*spearman_columns(gold[test], both.T)))
@@ -293,12 +304,10 @@ def choice(
     )
 
 
-def check_pairs(gold: Floats) -> None:
-    """Raise ValueError for fewer than FEWEST scored pairs, or for scores that are all equal."""
-    if len(gold) < FEWEST:
-        raise ValueError(
-            f"{len(gold)} pairs are too few to choose a readout: give {FEWEST} or more, better 200"
-        )
+def check_pairs(gold: Floats, groups: NDArray[np.intp]) -> None:
+    """Raise ValueError for fewer than FEWEST different pairs, or for scores that are all equal."""
+    if (n := len(np.unique(groups))) < FEWEST:
+        raise ValueError(f"{n} pairs are too few to choose a readout: give {FEWEST} or more, better 200")
     if np.ptp(gold) == 0:
         raise ValueError(
             f"the scores of all {len(gold)} pairs are {gold[0]:g}: nothing can be chosen on them"

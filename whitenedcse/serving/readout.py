@@ -26,20 +26,21 @@ from whitenedcse.evaluation.readout import (
     Choice,
     Map,
     Moments,
-    Planes,
     Readout,
     Spectrum,
     check_pairs,
     choice,
+    groups,
     maps,
     similarities,
 )
 from whitenedcse.evaluation.scores import cosine, pairs_index
 from whitenedcse.evaluation.tasks import Subset, subsets
 from whitenedcse.files import writing
+from whitenedcse.model.checkpoint import SETTINGS
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final, Pooling
-from whitenedcse.model.layers import pooled_layers
+from whitenedcse.model.layers import Layers, averaged, pooled_layers, states_of
 
 BLOCK = 1_000  # sentences of the corpus at a time: (r, 1000, d) float32 of each pooling
 SHOWN = 8  # sets of layers in the table; half of them in the picture
@@ -62,11 +63,11 @@ class Found(NamedTuple):
         return self.tried[self.choice.best] if self.choice else None
 
 
-def planes(embedder: Embedder, sentences: Sequence[str], kinds: Sequence[str]) -> Planes:
-    """The pooled vectors of every layer in one pass: n sentences -> (r, n, d) for each kind of pooling."""
+def every_layer(embedder: Embedder, sentences: Sequence[str], kinds: Sequence[str]) -> Layers:
+    """The vectors of every layer in one pass, for each kind of pooling."""
     encoder = embedder.encoder
     rows = token_ids(sentences, encoder.tokenizer, embedder.max_length, embedder.prompt)
-    return pooled_layers(encoder, rows, kinds, range(encoder.depth + 1)).kinds
+    return pooled_layers(encoder, rows, kinds, range(encoder.depth + 1))
 
 
 def readout(
@@ -94,13 +95,13 @@ def readout(
     """
     embedder, scored = Embedder.of(model), None if pairs is None else part(joined(pairs))
     if scored is not None:
-        check_pairs(scored.gold)
+        check_pairs(scored.gold, groups(scored.left, scored.right))
     kinds = (embedder.encoder.one_token, "mean")
     moments = {kind: Moments() for kind in kinds}
     every = worded(sources.given(corpus, columns, sample), embedder.encoder.tokenizer)
     with pace("encoded") as more:
         for block in blocks(every, BLOCK):
-            for kind, x in planes(embedder, block, kinds).items():
+            for kind, x in every_layer(embedder, block, kinds).kinds.items():
                 moments[kind].add(x)
             more(len(block))
     if moments["mean"].n < 2:
@@ -141,16 +142,17 @@ def chosen(embedder: Embedder, moments: dict[str, Moments], pairs: Subset) -> tu
     """All readouts, and what the pairs say of them."""
     sentences, index = pairs_index({"pairs": [pairs]})
     ((_, rows),) = index["pairs"]
-    own = cosine(*embedder.encode(sentences)[rows])
-    seen = planes(embedder, sentences, list(moments))
+    seen = every_layer(embedder, sentences, [*moments, states_of(embedder.pooling)])
+    own = cosine(*averaged(embedder, seen, None, extra=0)[rows])
+    planes = {kind: seen.kinds[kind] for kind in moments}
     tried: list[Readout] = []
     found: list[NDArray[np.float32]] = []
     every = maps(embedder.encoder.width, moments["mean"].n)
-    for readouts, cosines in similarities(seen, moments, rows, every):
+    for readouts, cosines in similarities(planes, moments, rows, every):
         tried += readouts
         found.append(cosines.astype(np.float32))
-    sizes = [len(one.layers) for one in tried]
-    return tried, choice(pairs.gold, own, np.concatenate(found, axis=1), sizes)
+    sizes, equal = [len(one.layers) for one in tried], groups(pairs.left, pairs.right)
+    return tried, choice(pairs.gold, own, np.concatenate(found, axis=1), sizes, groups=equal)
 
 
 def folded(embedder: Embedder, best: Readout, spectrum: Spectrum, about: Mapping[str, Any]) -> Embedder:
@@ -192,12 +194,12 @@ def grids(found: Found) -> list[Grid]:
     return [spectra, near(found, found.choice)]
 
 
-Layers = tuple[str, tuple[int, ...]]  # a kind of pooling, and the layers whose vectors are averaged
+Where = tuple[str, tuple[int, ...]]  # a kind of pooling, and the layers whose vectors are averaged
 
 
 def near(found: Found, judged: Choice) -> Grid:
     """A row for each of the best sets of layers, a column for each kind of map: the best score of each."""
-    best: dict[Layers, dict[str, tuple[float, Map]]] = {}
+    best: dict[Where, dict[str, tuple[float, Map]]] = {}
     for i in np.flatnonzero(~np.isnan(judged.scores)):
         one, score = found.tried[i], float(judged.scores[i])
         row = best.setdefault((one.pooling, one.layers), {})
@@ -214,15 +216,15 @@ def near(found: Found, judged: Choice) -> Grid:
     return Grid(title, columns, rows, notes=[verdict(found, judged)], right=range(1, 5))
 
 
-def said(at: Layers) -> str:
-    """Layers in words."""
+def said(at: Where) -> str:
+    """Where in words."""
     return f"{at[0]} of {' + '.join(map(str, at[1]))}"
 
 
-def needed(scores: Mapping[Layers, float]) -> list[Layers]:
+def needed(scores: Mapping[Where, float]) -> list[Where]:
     """The SHOWN best sets of layers, without those of which a part scores as much, but for NEAR."""
 
-    def more(at: Layers) -> bool:
+    def more(at: Where) -> bool:
         parts = ((at[0], part) for size in range(1, len(at[1])) for part in combinations(at[1], size))
         return all(scores.get(part, -np.inf) < scores[at] - NEAR for part in parts)
 
@@ -238,8 +240,8 @@ def verdict(found: Found, judged: Choice) -> str:
 
 
 def write(found: Found, out: Path) -> list[Path]:
-    """Write what was found to a folder: the chosen embedder, all scores, and the picture; returns the
-    files."""
+    """Write what was found to a folder: all scores, the picture, and the embedder if it has gained or if an
+    older one is there; returns the files."""
     written = []
     if found.choice is not None:
         with writing(out / "readouts.csv", "w") as stream:
@@ -248,7 +250,7 @@ def write(found: Found, out: Path) -> list[Path]:
                 stream.write(f'{one.pooling},{" ".join(map(str, one.layers))},"{one.map}",{score:.4f}\n')
         picture(found, found.choice, out / "readouts.png")
         written += [out / "readouts.csv", out / "readouts.png"]
-        if found.choice.shown:
+        if found.choice.shown or (out / "model" / SETTINGS).is_file():  # of an earlier call, with its choice
             found.embedder.save(out / "model")
             written.append(out / "model")
     return written
@@ -258,8 +260,8 @@ def picture(found: Found, judged: Choice, path: Path) -> None:
     """The score over the number of components for the best sets of layers; as they are, dashed."""
     from matplotlib.figure import Figure
 
-    curves: dict[Layers, dict[int, float]] = {}
-    plain: dict[Layers, float] = {}
+    curves: dict[Where, dict[int, float]] = {}
+    plain: dict[Where, float] = {}
     for one, score in zip(found.tried, judged.scores, strict=True):
         if one.map == Map("whitening", one.map.k) and not np.isnan(score):
             curves.setdefault((one.pooling, one.layers), {})[one.map.k or 0] = float(score)
