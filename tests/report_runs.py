@@ -19,11 +19,11 @@ SCORES = {  # by system and seed: dev best, test average; no pattern
 }
 
 
-def tests_of(average, rows=("as it is", "whitened (target)")):
+def tests_of(average):
     """What evaluate.py adds to scores.json: two tasks around an average, each later row 2 better."""
     means = {"mean": 0.0, "wmean": 0.0, "interval": dict.fromkeys(("all", "mean", "wmean"))}
     lines = []
-    for i, name in enumerate(rows):
+    for i, name in enumerate(("as it is", "whitened (target)")):
         each = {"STS12": average + 2 * i - 1.5, "STS-B": average + 2 * i + 1.5}
         tasks = {task: {"all": value, "n": 9, **means} for task, value in each.items()}
         sts = {"tasks": tasks, "avg": {"all": average + 2 * i, **means}}
@@ -32,13 +32,9 @@ def tests_of(average, rows=("as it is", "whitened (target)")):
 
 
 def trained(  # noqa: PLR0913
-    folder, seed=1, best=70.0, average=None, system=None, finished=True, series=None, words="", overrides=(),
-    experiment=None, **settings,
+    folder, seed=1, best=70.0, average=None, system=None, finished=True, series=None, overrides=(), **settings
 ):  # fmt: skip
-    """What train.py leaves, evaluated at steps 0, 50 and 100, the best at 50; `settings` by dotted name.
-
-    words: what else its command line has.
-    """
+    """What train.py leaves, evaluated at steps 0, 50 and 100, the best at 50; `settings` by dotted name."""
     folder.mkdir(parents=True)
     config = {"run": folder.name, "seed": seed, "data": {"corpus": "c.txt", "seed": seed}}
     config |= {"monitor": {"every": 50}, "views": 3, "logger": {}, "checkpoint_every": 10}
@@ -50,7 +46,7 @@ def trained(  # noqa: PLR0913
             node = node[part]
         node[last] = value
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    facts = {"command": f"train.py seed={seed} {words}", "experiment": experiment, "seed": seed}
+    facts = {"command": f"train.py seed={seed}", "experiment": None, "seed": seed}
     facts |= {"system": system, "commit": "c0ffee", "machine": {"cores": 2, "gpus": []}}
     facts |= {"overrides": overrides} if overrides else {}
     (folder / "versions.json").write_text(json.dumps(facts))
@@ -66,7 +62,11 @@ def trained(  # noqa: PLR0913
         "train/lr": {10: 3e-5, 60: 2e-5, 90: 1e-5},
         "train/sentences_per_second": {10: 100.0, 60: 400.0 + best, 90: 900.0},
     } | (series or {})
-    metrics(folder, columns)
+    lines = [{"step": s, name: v} for name, column in columns.items() for s, v in column.items()]
+    with (folder / "metrics.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, ["step", *columns], lineterminator="\n")
+        table.writeheader()
+        table.writerows(sorted(lines, key=lambda line: line["step"]))
     values = [{n: column.get(s) for n, column in columns.items() if n.startswith("dev/")} for s in (0, 50)]
     dev = {"before": best - 9, "best": best, "best_step": 50, "last": best - 1, "last_step": 100, "n": 7}
     dev |= {"metric": "dev/spearman", "values_before": values[0], "values_best": values[1]}
@@ -74,14 +74,6 @@ def trained(  # noqa: PLR0913
         tests = {} if average is None else tests_of(average)
         (folder / "scores.json").write_text(json.dumps({"dev": dev, **tests}))
     return folder
-
-
-def metrics(folder, columns):
-    lines = [{"step": s, name: v} for name, column in columns.items() for s, v in column.items()]
-    with (folder / "metrics.csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, ["step", *columns], lineterminator="\n")
-        table.writeheader()
-        table.writerows(sorted(lines, key=lambda line: line["step"]))
 
 
 def swept(folder, tests=True, start=0):

@@ -50,15 +50,6 @@ def test_a_batch_of_rows_is_what_the_tokenizer_says_of_each(corpus, lines, token
     assert token_ids([], tokenizer, LENGTH) == []
 
 
-def test_columns_follow_one_another_whole(lines, tokenizer, tmp_path):
-    path = tmp_path / "x.jsonl"
-    rows = [{"a": lines[i], "b": lines[i + 1], "c": lines[-i]} for i in range(99)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = tokenised(Corpus(str(path), ("a", "b", "c")), tokenizer, LENGTH, cache_dir=tmp_path / "cache")
-    index, wanted = np.array([3, 98]), [rows[3]["c"], rows[98]["c"], rows[3]["a"], rows[98]["a"]]
-    assert listed(found.rows(index, [2, 0])) == [oracle(text, tokenizer) for text in wanted]
-
-
 def test_a_slow_tokenizer_a_large_vocabulary_and_no_tokens_work_too(lines, tokenizer, monkeypatch):
     slow = ByT5Tokenizer()
     assert token_ids(lines[:20], slow, LENGTH) == [oracle(line, slow) for line in lines[:20]]
@@ -141,6 +132,8 @@ def test_a_text_without_tokens_of_its_own_is_blank_everywhere(bert, tmp_path):
     path = tmp_path / "x.txt"
     path.write_text("".join(f"{text}\n" for text in mixed))
     assert tokens.wordless(mixed, bert.tokenizer) == [False, True] * 8
+    worded = [".", "日本", "e\u0301", "[UNK]", "\U0001f642", "42"]
+    assert not any(tokens.wordless(worded, bert.tokenizer))
     rows = tokenised(Corpus(str(path)), bert.tokenizer, LENGTH, cache_dir=tmp_path / "cache")
     assert (len(rows), rows.counts.kept, rows.counts.blank, rows.counts.total) == (8, 8, 8, 16)
     assert listed(rows.rows(np.arange(8), [0])) == [oracle(text, bert.tokenizer) for text in SENTENCES]

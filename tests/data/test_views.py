@@ -4,14 +4,12 @@ import hashlib
 from itertools import count
 
 import numpy as np
-import pytest
 from encoders import SENTENCES, byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2_contingency, chisquare
-from transformers import BertTokenizer
 
-from whitenedcse.data.views import LEAST, Views, drawn, frame, mixed, prompt_tokens, spans
+from whitenedcse.data.views import LEAST, Views, mixed, prompt_tokens
 from whitenedcse.ragged import ragged, rows
 
 MASK = 2**64 - 1
@@ -100,45 +98,6 @@ def test_all_changes_together_are_those_of_a_naive_loop(lengths, around, changes
     assert got.longest >= max(map(len, rows(got)))
 
 
-@pytest.mark.parametrize(("m", "least", "most"), [(20, 0.5, 1.0), (40, 0.25, 0.75), (30, 0.6, 0.6)])
-@pytest.mark.slow
-def test_lengths_and_starts_of_crops_are_uniform(m, least, most):
-    n = 40_000
-    stay = spans(ragged(sentences([m] * n)), keys(n), (least, most), (1, 1)).reshape(n, m + 2)
-    assert stay[:, 0].all() and stay[:, -1].all()
-    lengths, starts = stay[:, 1:-1].sum(axis=1), stay[:, 1:-1].argmax(axis=1)
-    assert (np.diff(stay[:, 1:-1].astype(int), axis=1) == 1).sum(axis=1).max() <= 1  # one span
-    low, high = round(least * m), round(most * m)
-    found = np.bincount(lengths - low, minlength=high - low + 1)
-    assert len(found) == high - low + 1
-    if high > low:
-        width = np.ones(high - low + 1)
-        width[[0, -1]] = 0.5  # what rounds to an end comes from one side
-        assert chisquare(found, n * width / width.sum()).pvalue > 1e-3
-    for length in range(low, high + 1):
-        at = starts[lengths == length]
-        if length < m:
-            assert chisquare(np.bincount(at, minlength=m - length + 1)).pvalue > 1e-4
-
-
-@pytest.mark.parametrize(
-    ("m", "rate", "most"),
-    [(1, 0.32, 1), (5, 0.32, 2), (10, 0.32, 3), (30, 0.32, 9), (3, 0.99, 2)]
-    + [(30, 0.01, 2), (100, 0.29, 28)],  # 0.29 * 100 is 28.999999999999996, and int() cuts
-)
-@pytest.mark.slow(but=3)
-def test_the_number_of_repeats_is_uniform_and_so_are_tokens_and_their_pairs(m, rate, most):
-    n = 20_000
-    batch = ragged(sentences([m] * n))
-    twice = drawn(batch, keys(n), rate, (1, 1)).reshape(n, m + 2)
-    found = np.bincount(twice.sum(axis=1), minlength=most + 1)
-    assert len(found) == most + 1 and chisquare(found).pvalue > 1e-3
-    assert not twice[:, [0, -1]].any() and (m == 1 or chisquare(twice[:, 1:-1].sum(axis=0)).pvalue > 1e-3)
-    pairs = twice[twice.sum(axis=1) == 2, 1:-1].astype(np.int64)
-    if 2 < m < 50:
-        assert chisquare((pairs.T @ pairs)[np.triu_indices(m, 1)]).pvalue > 1e-3
-
-
 def test_neighbouring_rows_passes_and_epochs_draw_independently():
     """Of two of them, numbers and (one place further) choices make tables like those of independent draws."""
     n, m, marks = 8_000, 10, []
@@ -162,12 +121,6 @@ def test_numbers_are_those_of_splitmix64():
     states = (1234567 + np.arange(1, 6, dtype=np.uint64) * 0x9E3779B97F4A7C15).astype(np.uint64)
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     assert mixed(states).tolist() == [*published, 16408922859458223821]
-
-
-def test_a_frame_is_what_stands_around_every_sentence(tokenizer, tmp_path):
-    assert frame(tokenizer) == (1, 1)
-    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat"]))
-    assert frame(BertTokenizer(str(tmp_path / "vocab.txt"))) == (1, 1)  # "a" is unknown to it
 
 
 def test_a_space_at_the_end_of_a_prompt_belongs_to_the_word_behind_it():

@@ -118,24 +118,6 @@ def test_one_damaged_line_makes_a_task_wrong_and_is_named(tmp_path):
         assert re.search(why, found.why) and "\n" not in found.why, found.why
 
 
-def test_an_empty_file_is_wrong(tmp_path):
-    for task, files, why in (
-        ("STS13", [STS13.format("input"), STS13.format("gs")], "FNWN: 0 scored pairs, 189 published"),
-        ("RTE", ["rte/dev.tsv"], f"{tmp_path}/rte/dev.tsv: 0 rows, not the 277"),
-    ):
-        copy(tmp_path, files[0].rpartition("/")[0])
-        for file in files:
-            write(tmp_path / file, "")
-        found = finding(tmp_path, task)
-        assert found.verdict == "wrong" and found.why.startswith(why)
-
-
-def test_latin_1_questions_are_no_fault(tmp_path):
-    copy(tmp_path, "TREC")
-    edited(tmp_path / "TREC/TREC_10.label", 2, b"LOC:city Where is S\xe3o \x85 Paulo ?")
-    assert finding(tmp_path, "TREC").verdict == "differs"
-
-
 def test_missing_files_are_listed_with_the_way_to_get_them(tmp_path):
     copy(tmp_path / "senteval", "STS/STS13")
     (tmp_path / "senteval" / STS13.format("gs")).unlink()
@@ -150,11 +132,6 @@ def test_missing_files_are_listed_with_the_way_to_get_them(tmp_path):
     copy(tmp_path / "senteval", "STS/STSBenchmark")  # now a fetch would find this folder, and do nothing
     cure = "any senteval.tar away, then: whitenedcse data fetch senteval"
     assert finding(tmp_path, "STS13").why.endswith(cure)
-
-
-def test_a_folder_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere: no such folder"):
-        examined(tmp_path / "nowhere")
 
 
 TRIPLETS = b'sent0,sent1,hard_neg\na,b,c\na,b,\na,b,c\n"a,",b,c\n'

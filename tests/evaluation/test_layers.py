@@ -96,20 +96,6 @@ def test_what_has_no_correlation_is_nan_and_spoils_no_other_column():
     assert layers.spearman_columns(gold, x[:, :0]).shape == (0,)
 
 
-def test_tasks_are_aggregated_as_by_hand(index):
-    rng = np.random.default_rng(1)
-    x = {task: rng.integers(0, 20, (len(both_sides(pairs)) // 2, 3)) / 7 for task, pairs in index.items()}
-    got = layers.aggregate(index, x.__getitem__)
-    for task, pairs in index.items():
-        ends = np.cumsum([0, *(len(s.gold) for s, _ in pairs)])
-        for column in range(3):
-            at = {id(rows): x[task][ends[i] : ends[i + 1], column] for i, (_, rows) in enumerate(pairs)}
-            expected = naive_scores(pairs, lambda rows, at=at: at[id(rows)])
-            assert got[task][:, column] == pytest.approx(expected, abs=1e-9)
-    assert got["average"] == pytest.approx((got["T0"] + got["T1"] + got["U"]) / 3)
-    assert got.keys() == {*index, "average"}
-
-
 @pytest.mark.parametrize("cells", [10**6, 1000])
 def test_cosines_of_means_over_layers_are_those_of_the_combined_vectors(planes, index, monkeypatch, cells):
     monkeypatch.setattr(layers, "CELLS", cells)

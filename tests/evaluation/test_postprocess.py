@@ -6,10 +6,10 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from safetensors.numpy import load_file, save_file
 from scipy.linalg import fractional_matrix_power, sqrtm
 from sklearn.covariance import shrunk_covariance
@@ -83,18 +83,7 @@ def test_matrices_are_those_of_scipy_and_rows_those_of_scikit_learn():
                 assert close(np.abs(z), np.abs(peer.transform(OTHER)) * factor, 1e-9)
 
 
-def test_of_all_that_whiten_zca_is_nearest():
-    nearest = np.trace(sqrtm(covariance(X)))
-    for kind in POWERED:
-        shared = (X - X.mean(axis=0)).T @ fit(X, kind).transform(X) / len(X)  # covariances of x and z
-        found = np.trace(shared) / nearest
-        assert (found == pytest.approx(1, abs=1e-10)) if kind == "zca" else found < 0.999
-
-
-def test_rotations_powers_and_soft_zca_have_their_identities():
-    q, values = np.linalg.qr(rows(D, seed=2))[0], None
-    for power in (0.2, 0.5, 1):
-        assert close(fit(X @ q, "zca", power=power).matrix, q.T @ fit(X, "zca", power=power).matrix @ q)
+def test_power_zero_and_soft_zca_have_their_identities():
     for kind, other in (("whitening", "pca"), ("zca", "centre")):
         assert close(fit(X, kind, power=0.0).matrix, fit(X, other).matrix, 1e-12)
     values, axes = np.linalg.eigh(covariance(X))
@@ -102,15 +91,6 @@ def test_rotations_powers_and_soft_zca_have_their_identities():
         soft = axes @ np.diag((values + eps) ** -0.5) @ axes.T
         amount = eps / (eps + values.mean())
         assert close(fit(X, "zca", shrinkage=amount).matrix * np.sqrt(1 - amount), soft)
-
-
-def test_all_that_whiten_in_full_give_unseen_rows_one_set_of_inner_products():
-    wanted = (OTHER - X.mean(axis=0)) @ np.linalg.inv(covariance(X)) @ (OTHER - X.mean(axis=0)).T
-    for kind in POWERED:
-        z = fit(X, kind).transform(OTHER)
-        assert close(z @ z.T, wanted), kind
-    y, z = (fit(X, kind, power=0.3, shrinkage=0.2).transform(OTHER) for kind in POWERED)
-    assert close(y @ y.T, z @ z.T) and not close(z @ z.T, wanted, 1e-2)  # as do these whatever the power
 
 
 def test_abtt_takes_the_top_axes_out_one_by_one():
@@ -278,10 +258,8 @@ def test_the_ladder_goes_down_in_powers_of_two_below_the_width():
 
 
 def test_every_postprocess_of_the_configuration_is_built():
-    names = sorted(path.stem for path in (CONF / "postprocess").glob("*.yaml"))
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        for name in names:
-            config = compose("evaluate", [f"postprocess={name}"])
-            built = instantiate(config.postprocess) if config.postprocess else None
-            kind = "zca" if name == "soft_zca" else name
-            assert built is None if name == "none" else built.kind == kind
+    for path in (CONF / "postprocess").glob("*.yaml"):
+        config = OmegaConf.create({"k": None, "postprocess": OmegaConf.load(path)})
+        built = instantiate(config.postprocess) if config.postprocess else None
+        kind = "zca" if path.stem == "soft_zca" else path.stem
+        assert built is None if kind == "none" else built.kind == kind

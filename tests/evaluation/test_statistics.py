@@ -1,5 +1,6 @@
 """Draws and tests are scipy's; intervals cover; p is uniform where there is no difference."""
 
+import itertools
 import math
 import tracemalloc
 
@@ -41,16 +42,23 @@ def data(n, seed, digits=1):
     return gold, np.round(gold / 5 + rng.normal(0, 0.5, n), digits)
 
 
-@pytest.mark.parametrize("chunk", [1, 100, 2**16])
-@pytest.mark.parametrize(("n", "digits"), [(2, 1), (3, 1), (40, 1), (40, 9), (90, 0)])
-def test_every_draw_is_scipys_on_the_pairs_it_took(monkeypatch, chunk, n, digits):
-    monkeypatch.setattr(statistics, "CHUNK", chunk)
+@pytest.mark.parametrize(("n", "digits"), [(2, 1), (40, 1), (40, 9), (90, 0)])
+def test_every_draw_is_scipys_on_the_pairs_it_took(monkeypatch, n, digits):
     counts = np.random.default_rng(1).integers(0, 4, (50, n))  # not only resamples: totals differ
     counts[7], counts[8] = 0, np.eye(n)[0]
     gold, similarity = data(n, 3 + n, digits)
-    got = weighted_spearman(gold, similarity, counts)
-    np.testing.assert_allclose(got, naive(gold, similarity, counts), rtol=0, atol=1e-12)
-    assert np.isnan(got[7:9]).all() and np.isfinite(got).sum() >= 20
+    wanted = naive(gold, similarity, counts)
+    assert np.isnan(wanted[7:9]).all() and np.isfinite(wanted).sum() >= 20
+    for chunk in (1, 100, 2**16):
+        monkeypatch.setattr(statistics, "CHUNK", chunk)
+        np.testing.assert_allclose(weighted_spearman(gold, similarity, counts), wanted, rtol=0, atol=1e-12)
+
+
+def test_what_has_no_correlation_has_no_draw_of_one():
+    counts = np.ones((4, 3), int)
+    for odd in ([1, 1, 1], [1, 1 - 2e-16, 1 + 2e-16], [1, NAN, 3], [math.inf] * 3):
+        for pair in (PAIRS, np.array(odd)), (np.array(odd), PAIRS):
+            assert np.isnan(weighted_spearman(*pair, counts)).all(), odd
 
 
 def test_no_sum_of_a_long_task_overflows():
@@ -66,15 +74,8 @@ def test_perfect_orders_are_exactly_a_hundred():
     assert (weighted_spearman(x, -x, counts) == -100).all()
 
 
-@pytest.mark.parametrize("similarity", [[1, 1, 1], [1, 1 - 2e-16, 1 + 2e-16], [1, NAN, 3], [math.inf] * 3])
-def test_what_has_no_correlation_has_no_draw_of_one(similarity):
-    counts = np.ones((4, 3), int)
-    for pair in (PAIRS, np.array(similarity)), (np.array(similarity), PAIRS):
-        assert np.isnan(weighted_spearman(*pair, counts)).all()
-
-
 def test_resamples_are_multinomial():
-    n, draws = 20, 40_000
+    n, draws = 20, 10_000
     counts = resamples(n, draws, 5).astype(float)
     assert (counts.sum(axis=1) == n).all()
     assert counts.mean(axis=0) == pytest.approx(1, abs=5 / draws**0.5)
@@ -135,29 +136,15 @@ def test_the_interval_covers_the_truth_of_a_bivariate_normal():
     assert 0.90 <= np.mean((bounds[:, 0] < truth) & (truth < bounds[:, 1])) <= 0.98
 
 
-def comparisons(rng, noise_a, noise_b, repetitions):
-    for seed in range(repetitions):
-        gold = rng.standard_normal(100)
-        a, b = (gold + noise * rng.standard_normal(100) for noise in (noise_a, noise_b))
-        yield paired(*(task_draws(gold, x, [100], 300, seed)["all"] for x in (a, b)))
-
-
 @pytest.mark.slow
-def test_p_is_uniform_without_a_difference_and_small_with_one():
-    null = [found.p for found in comparisons(np.random.default_rng(0), 0.8, 0.8, 300)]
+def test_p_is_uniform_without_a_difference():
+    rng, null = np.random.default_rng(0), []
+    for seed in range(300):
+        gold = rng.standard_normal(100)
+        both = (gold + 0.8 * rng.standard_normal(100) for _ in range(2))
+        null.append(paired(*(task_draws(gold, x, [100], 300, seed)["all"] for x in both)).p)
     assert kstest(null, "uniform").pvalue > 0.01
     assert 0.02 <= np.mean(np.array(null) < 0.05) <= 0.09
-    real = list(comparisons(np.random.default_rng(1), 0.4, 1.0, 50))
-    assert max(found.p for found in real) < 0.05
-    assert all(0 < found.low < found.difference < found.high for found in real)  # a is the better one
-
-
-def test_resamples_in_common_make_the_difference_narrower():
-    rng = np.random.default_rng(0)
-    gold, common = rng.standard_normal((2, 300))
-    a, b = (gold + common + 0.2 * rng.standard_normal(300) for _ in range(2))
-    one, two, apart = (task_draws(gold, x, [300], 500, seed)["all"] for x, seed in ((a, 0), (b, 0), (b, 1)))
-    assert np.std(one - two) < np.std(one - apart) / 3
 
 
 COUNTED = {
@@ -207,13 +194,15 @@ def test_seeds_have_a_mean_and_the_deviation_of_a_sample():
     assert statistics.over_seeds([75.1]) == (75.1, None, 1)
 
 
-@pytest.mark.parametrize("n", [2, 3, 10])
-def test_one_source_is_the_t_test(n):
-    a, b = np.random.default_rng(n).normal([[0.4], [0.0]], 1, (2, n))
-    test, scipys = outcome((a - b).mean(), of_difference(a, b, paired=True)), stats.ttest_rel(a, b)
-    assert test.p == pytest.approx(scipys.pvalue, rel=1e-9)
-    low, high = scipys.confidence_interval()
-    assert (test.low, test.high) == pytest.approx((low, high), rel=1e-9)
+def test_one_source_is_the_t_test_and_quantiles_are_scipys():
+    for n in (2, 3, 10):
+        a, b = np.random.default_rng(n).normal([[0.4], [0.0]], 1, (2, n))
+        test, scipys = outcome((a - b).mean(), of_difference(a, b, paired=True)), stats.ttest_rel(a, b)
+        assert test.p == pytest.approx(scipys.pvalue, rel=1e-9)
+        low, high = scipys.confidence_interval()
+        assert (test.low, test.high) == pytest.approx((low, high), rel=1e-9)
+    for df, share in itertools.product((1, 4, math.inf), (0.5, 0.025, 1e-60)):
+        assert quantile(share, df) == pytest.approx(stats.t.ppf(share, df), rel=1e-9)
     known = outcome(-1.3, [Source(0.25, math.inf)])
     assert known.p == pytest.approx(2 * stats.norm.sf(2.6), rel=1e-9)
     assert (known.low, known.high) == pytest.approx(stats.norm.interval(0.95, -1.3, 0.5), rel=1e-9)
@@ -256,19 +245,13 @@ def called_different(n, m, noise, shared, paired, sds=(0.3, 0.3), items=True):
     return 100 * hits / repeats
 
 
+@pytest.mark.slow
 def test_equal_systems_are_called_different_in_six_percent_at_most():
-    for n, shared, noise in ((2, True, 0.03), (3, False, 0.3), (5, True, 0.3), (10, False, 0.03)):
+    for n, shared, noise in ((2, True, 0.03), (3, False, 0.3)):
         rate = called_different(n, n, noise, shared, paired=True)
         assert rate <= 6 and (rate >= 3.5 or noise > 0.03)  # little noise: all of the 5 % are used
         assert called_different(n, n, noise, shared, paired=False) <= 6
         assert called_different(1, n, noise, shared, paired=False) <= 6
-    for seeds in ((2, 10), (3, 5), (10, 2)):
-        for noise, sds in ((0.03, (0.6, 0.3)), (0.1, (0.3, 0.6)), (0.3, (0.3, 0.3))):
-            assert called_different(*seeds, noise, True, False, sds) <= 6
+    for seeds, noise, sds in (((2, 10), 0.03, (0.6, 0.3)), ((3, 5), 0.3, (0.3, 0.3))):
+        assert called_different(*seeds, noise, True, False, sds) <= 6
     assert called_different(10, 10, 0.3, True, paired=True, items=False) > 40  # by seeds alone
-
-
-@pytest.mark.parametrize("df", [1, 4, math.inf])
-def test_quantiles_are_scipys(df):
-    for share in (0.5, 0.025, 1e-60):
-        assert quantile(share, df) == pytest.approx(stats.t.ppf(share, df), rel=1e-9)

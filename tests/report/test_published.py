@@ -211,18 +211,16 @@ def test_what_was_trained_otherwise_is_a_near_miss_up_to_three_differences(tmp_p
 
 
 def test_a_file_of_a_run_with_many_rows_is_near_once(tmp_path):
-    for key in ("WhiteningBERT/F1", "WhiteningBERT/F2"):
-        wanted = conditions(key, TABLES[key]["rows"][0]["label"])
-        here = run(tmp_path / key, wanted | {"encoder": "someone/else"})
-        scores = json.loads((here / "scores.json").read_text())
-        (made,) = scores["rows"]
-        scores["rows"] = [
-            made | {"name": str(i), "pooling": pooling}
-            for i, pooling in enumerate(["cls over layers [-1]", "mean over layers [-1]", made["pooling"]])
-        ]
-        (here / "scores.json").write_text(json.dumps(scores))
-        (note,) = near(key, here)
-        assert note.count(", the row has ") == 1 and "encoder=someone/else" in note
+    key = "WhiteningBERT/F1"
+    wanted = conditions(key, TABLES[key]["rows"][0]["label"])
+    here = run(tmp_path, wanted | {"encoder": "someone/else"})
+    scores = json.loads((here / "scores.json").read_text())
+    (made,) = scores["rows"]
+    poolings = ["cls over layers [-1]", "mean over layers [-1]", made["pooling"]]
+    scores["rows"] = [made | {"name": str(i), "pooling": pooling} for i, pooling in enumerate(poolings)]
+    (here / "scores.json").write_text(json.dumps(scores))
+    (note,) = near(key, here)
+    assert note.count(", the row has ") == 1 and "encoder=someone/else" in note
 
 
 def test_an_encoder_is_known_by_its_hub_id_or_by_its_directory_s_name_and_architecture(tmp_path):
@@ -246,20 +244,17 @@ def test_an_encoder_is_known_by_its_hub_id_or_by_its_directory_s_name_and_archit
         assert len(notes) == (not fits) and all(f"encoder={path} (" in note for note in notes)
 
 
-def test_the_difference_is_of_what_is_printed(tmp_path):
+def test_the_difference_is_of_what_is_printed_in_the_aggregation_of_the_paper(tmp_path):
     wanted = conditions("WhiteningBERT/T1", "BERT-base: CLS, L12")
     tasks = {"STS12": -90.004, "STS13": -49.875, "STS-B": 50.0}
-    grid = report("WhiteningBERT/T1", [run(tmp_path, wanted, **sts(tasks))])
+    grid = report("WhiteningBERT/T1", [run(tmp_path / "a", wanted, **sts(tasks))])
     cells, off = (lines(grid)["BERT-base: CLS, L12", kind] for kind in ("ours", "difference"))
     assert (cells["STS12"], off["STS12"]) == ("10.00", "-22.50")  # 9.996 - 32.50
     assert (cells["STS13"], off["STS13"]) == ("50.12", "+26.13")  # 50.125 - 23.99
     assert (cells["Avg"], cells["SICK-R"], off["Avg"]) == ("-", "-", "-")
-
-
-def test_each_paper_has_its_aggregation(tmp_path):
-    here = run(tmp_path, conditions("BERT-whitening/T1", "BERT-base-whitening (NLI)"), **seven(10.0))
-    assert ours("WhitenedCSE/T1", [here])["BERT base, whitening"]["STS12"] == "10.00"
-    assert ours("BERT-whitening/T1", [here])["BERT-base-whitening (NLI)"]["STS12"] == "210.00"
+    white = run(tmp_path / "b", conditions("BERT-whitening/T1", "BERT-base-whitening (NLI)"), **seven(10.0))
+    assert ours("WhitenedCSE/T1", [white])["BERT base, whitening"]["STS12"] == "10.00"  # all
+    assert ours("BERT-whitening/T1", [white])["BERT-base-whitening (NLI)"]["STS12"] == "210.00"  # wmean
 
 
 def test_an_average_is_of_all_seven_tasks_and_of_no_other(tmp_path):
@@ -294,19 +289,16 @@ def test_a_figure_shows_the_best_average_of_all_seven_tasks(tmp_path):
     assert ours("WhiteningBERT/F2", [here]) == {}
 
 
-def test_figures_of_training_are_read_from_the_run_that_trained(tmp_path):
-    here = run(tmp_path / "x", conditions("WhitenedCSE/F3", "SimCSE-BERT base"))
-    cells = ours("WhitenedCSE/F3", [here])["SimCSE-BERT base"]
-    assert cells == {"alignment": "0.25", "uniformity": "-2.00"}
-    here = run(tmp_path / "y", conditions("WhitenedCSE/F1", "(d) distance of two views"))
-    cells = ours("WhitenedCSE/F1", [here])["(d) distance of two views"]
-    assert cells == {"uniformity": "-", "before": "0.50", "after": "0.75"}
-
-
-def test_the_point_of_a_curve_is_that_of_its_k(tmp_path):
-    label = "BERT-base-whitening-109 (NLI), the best k"
-    here = run(tmp_path, conditions("BERT-whitening/F1", label))
-    assert ours("BERT-whitening/F1", [here]) == {label: {"SICK-R": "109.00"}}
+def test_figures_are_read_from_the_run_that_trained_and_points_of_a_curve_from_its_file(tmp_path):
+    for i, (key, label, cells) in enumerate(
+        [
+            ("WhitenedCSE/F3", "SimCSE-BERT base", {"alignment": "0.25", "uniformity": "-2.00"}),
+            ("WhitenedCSE/F1", "(d) distance of two views",
+             {"uniformity": "-", "before": "0.50", "after": "0.75"}),
+            ("BERT-whitening/F1", "BERT-base-whitening-109 (NLI), the best k", {"SICK-R": "109.00"}),
+        ]
+    ):  # fmt: skip
+        assert ours(key, [run(tmp_path / str(i), conditions(key, label))])[label] == cells
 
 
 def test_seeds_are_averaged_and_counted_once_each_if_they_have_the_task(tmp_path):
@@ -334,36 +326,26 @@ def test_evaluating_an_encoder_twice_counts_once_and_the_later_completes_the_ear
         assert (cells["STS12"], cells["STS13"]) == ("130.00", "111.00")
 
 
-def test_settings_are_found_from_the_folder_of_the_runs(tmp_path):
-    wanted = conditions("WhitenedCSE/T1", "WhitenedCSE-BERT base")
-    here = run(tmp_path / "outputs" / "a", wanted)
-    (tmp_path / "outputs/a-trained/best").mkdir()
-    for model, filled in {"outputs/a-trained": 1, "outputs/a-trained/best": 1, "gone": 0}.items():
-        scores = json.loads((here / "scores.json").read_text())
-        (here / "scores.json").write_text(json.dumps(scores | {"model": model}))
-        assert len(ours("WhitenedCSE/T1", [here])) == filled
-
-
-def test_a_run_of_train_py_that_was_moved_fills_its_row_by_its_own_tests(tmp_path):
-    here = run(tmp_path / "a", conditions("WhitenedCSE/T1", "WhitenedCSE-BERT base"))
+def test_a_folder_stands_for_the_runs_below_it_and_what_trained_is_found_from_there(tmp_path):
+    key, filled = "WhitenedCSE/T1", {"WhitenedCSE-BERT base"}
+    here = run(tmp_path / "outputs/a", conditions(key, *filled))
+    (trained := tmp_path / "outputs/a-trained").joinpath("best").mkdir()
+    assert set(ours(key, [tmp_path])) == filled
     scores = json.loads((here / "scores.json").read_text())
-    (tmp_path / "a-trained/scores.json").write_text(json.dumps(scores | {"model": "/where/it/was"}))
-    assert set(ours("WhitenedCSE/T1", [tmp_path / "a-trained"])) == {"WhitenedCSE-BERT base"}
-
-
-def test_a_folder_stands_for_the_runs_below_it(tmp_path):
-    wanted = conditions("WhitenedCSE/T1", "WhitenedCSE-BERT base")
-    run(tmp_path / "outputs" / "a", wanted)
-    assert set(ours("WhitenedCSE/T1", [tmp_path])) == {"WhitenedCSE-BERT base"}
+    for model in ("outputs/a-trained", "outputs/a-trained/best", "gone"):
+        (here / "scores.json").write_text(json.dumps(scores | {"model": model}))
+        assert set(ours(key, [here])) == (filled if model != "gone" else set())
     with pytest.raises(ValueError, match=r"whitenedcse evaluate model=.*a-trained$"):
-        report("WhitenedCSE/T1", [tmp_path / "outputs" / "a-trained"])
+        report(key, [trained])
     with pytest.raises(FileNotFoundError, match="nowhere: no such directory"):
-        report("WhitenedCSE/T1", [tmp_path / "nowhere"])
+        report(key, [tmp_path / "nowhere"])
     (tmp_path / "half").mkdir()
-    assert ours("WhitenedCSE/T1", [tmp_path / "half"]) == {}  # a run that was killed leaves such a folder
-    (tmp_path / "outputs" / "a" / "scores.json").write_text("{")
+    assert ours(key, [tmp_path / "half"]) == {}  # a run that was killed leaves such a folder
+    (trained / "scores.json").write_text(json.dumps(scores | {"model": "/where/it/was"}))  # it was moved
+    assert set(ours(key, [trained])) == filled
+    (here / "scores.json").write_text("{")
     with pytest.raises(ValueError, match=r"a.scores.json"):
-        report("WhitenedCSE/T1", [tmp_path])
+        report(key, [tmp_path])
 
 
 def test_every_table_and_figure_has_a_name_and_a_wrong_one_is_refused():

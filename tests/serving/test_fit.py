@@ -1,6 +1,7 @@
 """A transform fitted to an embedder's vectors, and the embedder that ends with it."""
 
 from contextlib import nullcontext
+from itertools import product
 from typing import get_args
 
 import numpy as np
@@ -12,8 +13,6 @@ from numpy.testing import assert_allclose
 from whitenedcse.app import cli
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.evaluation.postprocess import POWERED, Kind, Postprocess
-from whitenedcse.model import checkpoint
-from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final
 from whitenedcse.serving import fit as fit_module
 from whitenedcse.serving.fit import fitted, scaled, whitened
@@ -61,21 +60,17 @@ def test_it_is_fitted_to_every_text_with_tokens_as_often_as_it_comes(embedder, c
         assert fit.provenance["texts"] == len(TEXTS) + 1 and fit.provenance["corpus"] == corpus.path
 
 
-@pytest.mark.parametrize("k", [None, 5])
-@pytest.mark.parametrize("unit", [False, True])
-def test_the_vectors_are_whitened_and_then_of_unit_length(embedder, corpus, k, unit, tmp_path):
+def test_the_vectors_are_whitened_and_then_of_unit_length(embedder, corpus):
     x = embedder.encode(TEXTS)
-    wanted = by_hand(embedder.encode([*TEXTS, TEXTS[0]]), k)(x)
-    source = scaled(embedder, unit=unit)
-    ended = whitened(source, fit_of(source, corpus), k)
-    wanted = wanted / np.linalg.norm(wanted, axis=1, keepdims=True) if unit else wanted
-    got = ended.encode(TEXTS)
-    assert got.shape == (len(TEXTS), k or D) == (len(TEXTS), ended.width)
-    assert_allclose(*up_to_sign(got, wanted), atol=2e-3)  # float32 vectors with variances of 1e-5
-    checkpoint.save(ended, tmp_path / "ended")
-    again = Embedder.load(str(tmp_path / "ended"))
-    assert np.array_equal(again.encode(TEXTS), got)
-    assert again.final.provenance["texts"] == len(TEXTS) + 1 and "probe" not in again.final.provenance
+    for k, unit in product((None, 5), (False, True)):
+        wanted = by_hand(embedder.encode([*TEXTS, TEXTS[0]]), k)(x)
+        source = scaled(embedder, unit=unit)
+        ended = whitened(source, fit_of(source, corpus), k)
+        wanted = wanted / np.linalg.norm(wanted, axis=1, keepdims=True) if unit else wanted
+        got = ended.encode(TEXTS)
+        assert got.shape == (len(TEXTS), k or D) == (len(TEXTS), ended.width)
+        assert_allclose(*up_to_sign(got, wanted), atol=2e-3)  # float32 vectors with variances of 1e-5
+        assert ended.final.provenance["texts"] == len(TEXTS) + 1 and "probe" not in ended.final.provenance
 
 
 def test_any_transform_ends_an_embedder(embedder, tmp_path):
@@ -138,15 +133,13 @@ def test_the_command_writes_a_transform_that_says_where_it_came_from(
     source, embedder, corpus, tmp_path, capsys
 ):
     out, x = tmp_path / "whitening.safetensors", embedder.encode([*TEXTS, TEXTS[0]])
-    for kind in set(get_args(Kind)) - {"prefix"}:
-        assert cli.main(["whiten", "fit", source, corpus.path, str(out), "--kind", kind]) == 0
-        fit, wanted = Postprocess.load(out), Postprocess(kind).fit(x)
-        assert fit.settings == wanted.settings and fit.provenance["source"] == source
-        assert fit.variances == pytest.approx(wanted.variances, rel=1e-3)
+    assert cli.main(["whiten", "fit", source, corpus.path, str(out), "--kind", "zca"]) == 0
+    fit, wanted = Postprocess.load(out), Postprocess("zca").fit(x)
+    assert fit.settings == wanted.settings and fit.provenance["source"] == source
+    assert fit.variances == pytest.approx(wanted.variances, rel=1e-3)
     assert "65 texts" in capsys.readouterr().out
-    (plain := tmp_path / "plain.txt").write_text("\n".join(TEXTS))
     more = ["--sample", "20", "--kind", "pca", "--bf16"]
-    assert cli.main(["whiten", "fit", source, str(plain), str(out), *more]) == 0
+    assert cli.main(["whiten", "fit", source, corpus.path, str(out), *more]) == 0
     assert Postprocess.load(out).provenance["texts"] == 20
 
 
@@ -194,10 +187,8 @@ def test_a_fit_replaces_a_fit_alone(source, corpus, tmp_path, capsys):
     assert f"{out} was not written by whiten fit" in capsys.readouterr().err
     assert out.read_text() == "mine"
     other = tmp_path / "best" / "model.safetensors"
-    assert cli.main([*words, str(other)]) == 2 and "not written by whiten fit" in capsys.readouterr().err
-    for place in (tmp_path, tmp_path / "none" / "x"):
-        assert cli.main([*words, str(place)]) == 2
-        assert "name a file in a directory that exists" in capsys.readouterr().err
+    assert cli.main([*words, str(tmp_path / "none" / "x")]) == 2
+    assert "name a file in a directory that exists" in capsys.readouterr().err
     for name in (str(other), corpus.path, str(tmp_path / "mine")):  # another's tensors, a corpus, four bytes
         assert cli.main(["encode", source, corpus.path, str(tmp_path / "x"), "--whiten", name]) == 2
         line = f"{name} was not written by whiten fit; fit again (a corpus: --whiten-on)"

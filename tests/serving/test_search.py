@@ -96,24 +96,21 @@ def test_a_whitening_is_part_of_the_index_for_texts_and_queries(embedder, corpus
         assert_allclose(plain.search(index.embedder.encode(SENTENCES), 9)[0], near, atol=1e-6)
 
 
-def test_encoded_vectors_are_taken_in_place_of_encoding(
-    source, embedder, corpus, tmp_path, monkeypatch, capsys
-):
-    words, build_ = [source, corpus.path], ["search", "build", source, corpus.path]
+def test_encoded_vectors_are_taken_in_place_of_encoding(source, corpus, tmp_path, capsys):
+    words, whiten = [source, corpus.path], ["--whiten", str(tmp_path / "fit"), "--dim", "4"]
     assert cli.main(["whiten", "fit", *words, str(tmp_path / "fit")]) == 0
-    for i, more in enumerate((["--whiten", str(tmp_path / "fit"), "--dim", "4"], [])):
-        assert cli.main(["encode", *words, str(tmp_path / f"v{i}"), "--shard", "9", *more]) == 0
-        assert cli.main([*build_, str(tmp_path / f"a{i}"), *more]) == 0
-        assert cli.main([*build_, str(tmp_path / f"b{i}"), *more, "--vectors", str(tmp_path / f"v{i}")]) == 0
-        a, b = (Index.load(tmp_path / f"{name}{i}").query(SENTENCES, 60) for name in "ab")
-        assert_allclose(*([[hit.cosine for hit in row] for row in hits] for hits in (a, b)), atol=2e-4)
+    assert cli.main(["encode", *words, str(tmp_path / "v"), "--shard", "9", *whiten]) == 0
+    for name, more in (("a", []), ("b", ["--vectors", str(tmp_path / "v")])):
+        assert cli.main(["search", "build", *words, str(tmp_path / name), *whiten, *more]) == 0
+    a, b = (Index.load(tmp_path / name).query(SENTENCES, 60) for name in "ab")
+    assert_allclose(*([[hit.cosine for hit in row] for row in hits] for hits in (a, b)), atol=2e-4)
     capsys.readouterr()
     (tmp_path / "other.txt").write_text("one\ntwo\n")
     for text, more, message in (
         (str(tmp_path / "other.txt"), [], "holds vectors of "),
-        (corpus.path, ["--prompt", "the "], "holds vectors of another embedder"),
+        (corpus.path, ["--dim", "3"], "holds vectors of another embedder"),
     ):
-        asked = [source, text, str(tmp_path / "x"), "--vectors", str(tmp_path / "v1"), *more]
+        asked = [source, text, str(tmp_path / "x"), "--vectors", str(tmp_path / "v"), *whiten, *more]
         assert cli.main(["search", "build", *asked]) == 2
         assert message in capsys.readouterr().err and not (tmp_path / "x").exists()
 

@@ -80,8 +80,6 @@ def test_a_corpus_there_is_encoded_to_files_there_and_a_killed_job_resumes(
     assert run(*words, f"{url}/out", "--shard", 7) == 0
     assert capsys.readouterr().out == f"24 rows of width 16: {url}/out\n"
     np.testing.assert_array_equal(vectors(f"{url}/out"), vectors(tmp_path / "here"))
-    assert run(*words, f"{url}/out", "--shard", 8) == 2
-    assert f"error: {url}/out holds another job" in capsys.readouterr().err
     assert run(*words, url, "--shard", 7) == 2
     assert f"error: {url} holds something other than vectors, 'corpus.txt'" in capsys.readouterr().err
     put(f"{url}/out/shard-00001.npy", "another content")
@@ -175,14 +173,10 @@ def test_a_copy_is_used_until_the_store_has_another_version(url, monkeypatch):
     second = remote.fetched(f"{url}/a")
     assert (second / "x.txt").read_text() == "six" and not first.exists()
     assert remote.fetched(f"{url}/a/x.txt").read_text() == "six"
-
-
-def test_what_a_store_without_versions_holds_is_copied_each_time(url, monkeypatch):
-    monkeypatch.setattr(remote, "VERSION", ())
-    put(f"{url}/a/x.txt", "one")
-    assert (remote.fetched(f"{url}/a") / "x.txt").read_text() == "one"
-    put(f"{url}/a/x.txt", "six")
-    assert (remote.fetched(f"{url}/a") / "x.txt").read_text() == "six"
+    monkeypatch.setattr(remote, "VERSION", ())  # a store without versions is copied each time
+    for content in ("one", "six"):
+        put(f"{url}/a/x.txt", content)
+        assert (remote.fetched(f"{url}/a") / "x.txt").read_text() == content
 
 
 def test_no_name_of_a_file_leads_out_of_the_copy(url, tmp_path):
@@ -199,12 +193,6 @@ def test_what_is_not_there_is_one_line(url, tmp_path, monkeypatch, capsys, words
     assert run(*(word.format(f"{url}/none") for word in words)) == 2
     line = f"error: {url}/none: no such file or directory, or it cannot be reached ("
     assert capsys.readouterr().err.startswith(line)
-
-
-def test_the_url_of_a_model_is_no_function():
     assert not evaluate.is_function("s3://bucket/model") and evaluate.is_function("module:function")
-
-
-def test_a_store_whose_package_is_missing_is_one_line(source, capsys):
-    assert run("export", source, "dropbox://folder/x", "--to", "transformers") == 2
+    assert run("encode", "dropbox://folder/x", "x.txt", "out") == 2
     assert "pip install dropbox" in capsys.readouterr().err
