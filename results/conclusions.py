@@ -1,7 +1,7 @@
 """Write what committed runs show into README.md, docs/ and results/*/README.md: python -m results.conclusions
 
 A page holds each such text between <!-- conclusions: NAME --> and <!-- end -->, made by the function of that
-name in BLOCKS; to change it, change the function and run this. tests/test_conclusions.py compares the two.
+name in BLOCKS; to change it, change the function and run this. tests/test_results.py compares the two.
 """
 
 from __future__ import annotations

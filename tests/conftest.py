@@ -9,6 +9,7 @@ a parametrised one marked `slow(but=n)`, n cases spread evenly are quick.
 import atexit
 import logging
 import os
+import re
 import shutil
 import tempfile
 
@@ -28,6 +29,7 @@ os.environ |= {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localho
 
 import gc
 from collections import defaultdict
+from functools import partial
 
 import programs
 import pytest
@@ -80,3 +82,22 @@ def nothing_stays_of_a_script(monkeypatch):
     for handler in {*logging.root.handlers} - {*before}:
         logging.root.removeHandler(handler)
         handler.close()
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """The files and folders that are flushed to the disk, by their paths, and "NAME named", in order."""
+    told, sync = [], os.fsync
+
+    def flushed(handle):
+        told.append(re.sub(r"\.[\w.]+\.[^/]*\.new", "draft", os.readlink(f"/proc/self/fd/{handle}")))
+        sync(handle)
+
+    def named(move, source, target):
+        told.append(f"{os.path.basename(target)} named")
+        move(source, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    for name in ("replace", "rename"):
+        monkeypatch.setattr(os, name, partial(named, getattr(os, name)))
+    return told

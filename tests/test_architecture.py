@@ -6,15 +6,11 @@ import importlib.util
 import inspect
 import json
 import re
-import subprocess
-import sys
-from functools import cache
-from itertools import product
+import shlex
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from whitenedcse.app import config
 from whitenedcse.run import flat
@@ -119,15 +115,6 @@ def test_what_only_reads_starts_without_what_trains_and_classifies():
     assert not {name.partition(".")[0] for name in found} & {"lightning", "transformers", "sklearn"}
 
 
-@pytest.mark.parametrize("script", ["train", "evaluate"])
-def test_help_needs_no_pytorch(script):
-    code = f"import runpy, sys; sys.argv = {[f'{script}.py', '--help']}\n"
-    code += f"try: runpy.run_path('{ROOT / script}.py', run_name='__main__')\n"
-    code += "except SystemExit: pass\nprint('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.endswith("False\n"), done.stderr
-
-
 def test_only_these_know_these_packages():
     every = {name: {other.partition(".")[0] for other in imports(path)} for name, path in MODULES.items()}
     for package, module in {"hydra": "app", "wandb": "training.dashboard", "peft": "model.lora"}.items():
@@ -139,26 +126,8 @@ def test_files_are_named_for_what_they_hold():
     assert not {path.stem for path in FILES} & {"utils", "helpers", "common", "misc", "base"}
 
 
-@cache
-def settings(*overrides, name):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(name, ["run=x", *overrides])
-
-
-def composed(*overrides, name="train"):
-    return OmegaConf.to_container(settings(*overrides, name=name))
-
-
-MODULE = "whitenedcse.training.module.ContrastiveTraining"
-
-
-def targets(node):
-    """Every mapping with a _target_ in a config."""
-    if isinstance(node, dict):
-        if "_target_" in node:
-            yield node
-        for value in node.values():
-            yield from targets(value)
+def composed(*words, name="train"):
+    return config.composed(shlex.join(["python", f"{name}.py", "run=x", *words]))
 
 
 def unbound(node):
@@ -169,49 +138,37 @@ def unbound(node):
     if parameters.pop("settings", None):  # **settings goes to the class it is made from
         parameters |= inspect.signature(symbol.__base__).parameters
     given = {key for key in node if not key.startswith("_")}
-    needed = (
-        {key for key, p in parameters.items() if p.default is p.empty} if not node.get("_partial_") else set()
-    )
-    return given - set(parameters) | needed - given
+    needed = {key for key, p in parameters.items() if p.default is p.empty} - given
+    return given - set(parameters) | (set() if node.get("_partial_") else needed)
 
 
 OPTIONS = [(p.parent.name, p.stem) for p in sorted(CONF.glob("*/*.yaml")) if p.parent.name in GROUPS]
-EXPERIMENTS, SYSTEMS, SWEEPS = (
-    sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("experiment", "system", "sweep")
-)
+EXPERIMENTS, SYSTEMS, SWEEPS = map(config.stems, ("experiment", "system", "sweep"))
 
 
 @pytest.mark.slow
 def test_an_option_builds_a_symbol_of_the_module_it_is_named_after_and_each_setting_reaches_a_parameter():
+    plain, own = composed("+experiment=bert_base"), ("head.whitening", "loss.", "terms.")
+    every = [[f"+experiment={name}"] for name in EXPERIMENTS]
     for group, option in OPTIONS:
         # random weights set a temperature, for a loss with one
-        chosen = composed(f"{group}={option}", *["encoder=pretrained"] * (group == "loss"))
-        for node in targets(chosen[group] or {}):
+        every.append([f"{group}={option}", *["encoder=pretrained"] * (group == "loss")])
+        for _, node in config.parts({group: composed(*every[-1])[group]}):
             assert re.fullmatch(GROUPS[group], node["_target_"].rpartition(".")[0]), (group, option)
-        for node in targets(chosen):
-            assert unbound(node) == set(), (group, option, node["_target_"])
-
-
-@pytest.mark.slow
-def test_every_setting_of_an_experiment_or_a_system_reaches_a_parameter():
-    plain, own = composed("+experiment=bert_base"), ("head.whitening", "loss.", "terms.")
-    for name in EXPERIMENTS:
-        for node in targets(composed(f"+experiment={name}")):
-            assert unbound(node) == set(), (name, node["_target_"])
     for name in SYSTEMS:
-        changed = composed("+experiment=bert_base", f"+system={name}")
-        for node in targets(changed):
-            assert unbound(node) == set(), (name, node["_target_"])
+        every.append(["+experiment=bert_base", f"+system={name}"])
         # but for what a system may replace, it changes settings that exist
-        assert all(key.startswith(own) for key in set(flat(plain)) ^ set(flat(changed))), name
+        assert all(key.startswith(own) for key in set(flat(plain)) ^ set(flat(composed(*every[-1])))), name
+    for words in every:
+        for _, node in config.parts(composed(*words)):
+            assert unbound(node) == set(), (words, node["_target_"])
 
 
 def test_the_defaults_of_the_configuration_are_those_of_the_signatures():
     """The paper's settings, which Python users get without a configuration; passes follow the views."""
-    config = settings("+experiment=bert_base", "data=file", "data.corpus=x", "pooling=cls", name="train")
-    config = OmegaConf.to_container(config, resolve=True)
-    compared = 0
-    for node in targets({**config, "ours": {"_target_": MODULE, **config}}):
+    whole, compared = composed("+experiment=bert_base", "data=file", "data.corpus=x", "pooling=cls"), 0
+    ours = {"_target_": "whitenedcse.training.module.ContrastiveTraining", **whole}
+    for _, node in config.parts({**whole, "ours": ours}):
         module, _, name = node["_target_"].rpartition(".")
         if name == "Trainer":  # not the public way to train; what it leaves out is Lightning's
             continue
@@ -237,43 +194,34 @@ def test_a_note_may_speak_of_the_environment(tmp_path):
     assert config.note(tmp_path / "x.yaml") == "From $$HOME, in 2.5 steps"
 
 
-def test_published_group_counts_divide_the_encoders():
-    widths = {"bert_base": (768, 2), "bert_large": (1024, 2), "roberta_base": (768, 3)}
-    for experiment, (d, width) in (widths | {"roberta_large": (1024, 4)}).items():
-        whitening = composed(f"+experiment={experiment}")["head"]["whitening"]
-        assert (whitening["group_width"], d % width) == (width, 0)
-
-
-def jobs(sweep, *overrides):
-    """The configurations of a sweep's jobs, composed as Hydra does."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        chosen = ["run=x", *overrides, f"+sweep={sweep}"]
-        params = dict(compose("train", chosen, return_hydra_config=True).hydra.sweeper.params)
-        seeds = [{"seed": int(n)} for n in str(params.pop("seed", "")).split(",") if n]  # of one composition
-        lists = [[f"{key}={value}" for value in str(values).split(",")] for key, values in params.items()]
-        made = [
-            OmegaConf.to_container(compose("train", [*job, *chosen]), resolve=True) for job in product(*lists)
-        ]
-    return [job | seed for job in made for seed in seeds or [{}]]
+def test_the_paper_s_widths_of_groups():
+    for name, width in dict(bert_base=2, bert_large=2, roberta_base=3, roberta_large=4).items():
+        assert composed(f"+experiment={name}")["head"]["whitening"]["group_width"] == width
 
 
 COUNTS = dict(table3=5, table4=16, table5=4, table6=5, seeds=5, views=8, official=7, study=40, lab=150)
 
 
+def jobs(sweep):
+    """The words of each job of a sweep; `lab` names its experiments itself."""
+    words = ["run=x", *["+experiment=bert_base"] * (sweep != "lab"), f"+sweep={sweep}"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return config.jobs(compose("train", words, return_hydra_config=True).hydra)
+
+
 @pytest.mark.slow
 def test_the_jobs_of_a_sweep_are_as_many_as_the_table_and_all_different():
+    assert sorted([*COUNTS, "search"]) == SWEEPS
     for sweep, count in COUNTS.items():
-        own = [] if sweep == "lab" else ["+experiment=bert_base"]  # which names its experiments
-        assert len({json.dumps(job) for job in jobs(sweep, *own)}) == count, sweep
+        every = jobs(sweep)
+        plain = {tuple(word for word in job if not word.startswith("seed=")) for job in every}
+        assert len(every) == len({*every}) == count, sweep
+        assert len({json.dumps(composed(*job)) for job in plain}) == len(plain), sweep
 
 
 def test_views_are_whitenings_of_one_pass_or_of_as_many():
-    found = {(job["data"]["passes"], job["views"]) for job in jobs("views", "+experiment=bert_base")}
+    found = {(made["data"]["passes"], made["views"]) for made in (composed(*job) for job in jobs("views"))}
     assert found == {(p, v) for v in (2, 3, 4, 5) for p in (1, v)}
-
-
-def test_every_sweep_was_counted():
-    assert SWEEPS == sorted([*COUNTS, "search"])
 
 
 SCRIPTS = [path for folder in ("results", "bench", "data") for path in sorted((ROOT / folder).rglob("*.py"))]

@@ -5,7 +5,6 @@ import shlex
 import subprocess
 
 import pytest
-from encoders import SENTENCES
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,15 +45,11 @@ def test_any_text_comes_through_hydra_and_simple_text_stays_bare(text, several):
 
 
 @pytest.fixture
-def there(with_bert):
+def there(home):
     """A folder with an encoder, a corpus and pairs whose names no shell leaves alone."""
-    with_bert.joinpath("bert").rename("bért's")
-    with_bert.joinpath("a,b.txt").write_text("\n".join(f"{s} and {t}" for s in SENTENCES for t in SENTENCES))
-    pairs = "".join(
-        f"{s}\t{t}\t{i}\n" for i, (s, t) in enumerate(zip(SENTENCES, SENTENCES[1:], strict=False))
-    )
-    with_bert.joinpath("it's (1).tsv").write_text("sentence1\tsentence2\tscore\n" + pairs)
-    return with_bert
+    for name, odd in {"bert": "bért's", "my.txt": "a,b.txt", "pairs.tsv": "it's (1).tsv"}.items():
+        (home / name).rename(home / odd)
+    return home
 
 
 def obey(command, cwd):

@@ -4,7 +4,6 @@ import errno
 import os
 import pickle
 import random
-import re
 import resource
 import signal
 import subprocess
@@ -45,26 +44,23 @@ DYING = """
 import os, signal, sys
 from pathlib import Path
 from whitenedcse.files import drafted, writing
-path, how = Path(sys.argv[1]), sys.argv[2]
-die = {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "exit": lambda: os._exit(7)}[how]
-if sys.argv[3] == "file":
+path = Path(sys.argv[1])
+if path.is_file():
     with writing(path) as stream:
         stream.write(b"new!" * 50_000)
         stream.flush()
-        die()
+        os.kill(os.getpid(), signal.SIGKILL)
 with drafted(path) as draft:
     (draft / "new").touch()
-    die()
+    os._exit(7)
 """
 
 
-@pytest.mark.parametrize(("how", "status"), [("kill", -signal.SIGKILL), ("exit", 7)])
-def test_a_process_that_dies_amid_it_leaves_the_old_content_and_its_draft_is_removed_later(path, how, status):
+def test_a_process_that_dies_amid_it_leaves_the_old_content_and_its_draft_is_removed_later(path):
     (folder := path.with_name("folder")).mkdir()
     (folder / "old").touch()
-    for target, kind in ((path, "file"), (folder, "folder")):
-        words = [sys.executable, "-c", DYING, str(target), how, kind]
-        assert subprocess.run(words, timeout=60).returncode == status
+    for target, status in ((path, -signal.SIGKILL), (folder, 7)):
+        assert subprocess.run([sys.executable, "-c", DYING, str(target)], timeout=60).returncode == status
     assert path.read_bytes() == OLD and os.listdir(folder) == ["old"] and len(os.listdir(path.parent)) == 4
     with writing(path) as stream, drafted(folder) as draft:
         stream.write(NEW)
@@ -81,29 +77,16 @@ def test_the_draft_of_a_process_that_lives_is_its_own(path):
     assert other.exists()
 
 
-def test_content_is_on_the_disk_before_it_has_the_name_and_then_the_name_is(tmp_path, monkeypatch):
-    told, sync, replace = [], os.fsync, os.replace
-
-    def fsync(handle):
-        told.append(re.sub(r"\.(file|out)\..*\.new", "draft", os.readlink(f"/proc/self/fd/{handle}")))
-        sync(handle)
-
-    def renamed(source, target):
-        told.append(f"{Path(target).name} named")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "replace", renamed)
-    monkeypatch.setattr(os, "rename", renamed)
+def test_content_is_on_the_disk_before_it_has_the_name_and_then_the_name_is(tmp_path, disk):
     with writing(tmp_path / "file"):
         pass
-    assert told == [f"{tmp_path}/draft", "file named", str(tmp_path)]
-    told.clear()
+    assert disk == [f"{tmp_path}/draft", "file named", str(tmp_path)]
+    disk.clear()
     with drafted(tmp_path / "out") as draft:
         (draft / "a").mkdir()
         (draft / "a" / "b").touch(0o600)
     inside = [f"{tmp_path}/draft{name}" for name in ("/a", "/a/b", "")]
-    assert told == [*inside, "out named", str(tmp_path)]
+    assert disk == [*inside, "out named", str(tmp_path)]
     assert (tmp_path / "out/a/b").stat().st_mode & 0o777 == (tmp_path / "out").stat().st_mode & 0o666
 
 

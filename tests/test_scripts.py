@@ -12,7 +12,6 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from programs import started, surroundings
 
-from whitenedcse.app import cli
 from whitenedcse.app.config import CONF
 
 ROOT = Path(__file__).parents[1]
@@ -30,17 +29,17 @@ def trained(tmp_path_factory):
     return cwd, result.stdout
 
 
-def test_the_last_line_names_the_run_directory(trained):
+def test_the_end_names_the_run_directory_and_the_table_the_baselines(trained):
     cwd, output = trained
     *_, where, following, last = output.splitlines()
     assert last == f"run: {cwd / 'outputs' / 'first'}"
     assert where.startswith("best checkpoint: outputs/first/best ")  # as the next command takes it
-    assert following.startswith("next: whitenedcse report outputs/first ")
-    texts = following.removeprefix("next: whitenedcse ").split("   whitenedcse ")
-    commands = [text.split() for text in texts]
-    assert [words[0] for words in commands] == ["report", "export"]
-    for words in commands:
-        cli.parser().parse_known_args(words)  # no argument is missing
+    assert following.startswith("next: whitenedcse report outputs/first   whitenedcse export ")
+    for words in ("as it is", "whitened on dev sentences (transductive)", "training sentences (inductive)"):
+        assert words in output
+    assert "20,000 lines, 0 blank dropped" in output
+    (run,) = (cwd / "outputs/first/wandb").glob("offline-run-*")  # where that is asked
+    assert list(run.glob("*.wandb"))
 
 
 def test_a_run_directory_holds_all_that_a_number_depends_on(trained):
@@ -50,8 +49,7 @@ def test_a_run_directory_holds_all_that_a_number_depends_on(trained):
     known = "command experiment seed corpus tokenizer processes format overrides system device attention"
     known += " content encoder packages python commit machine threads"
     assert set(versions) == set(known.split())
-    command = versions["command"]
-    assert command.startswith("python train.py ") and command.endswith("run=first logger=wandb")
+    assert versions["command"].endswith("run=first logger=wandb")
     assert "group_width: 2" in (run / "config.yaml").read_text()
     assert "${" not in (run / "config.yaml").read_text()  # resolved
     assert not (run / "checkpoints").exists()
@@ -65,18 +63,6 @@ def test_a_run_directory_holds_all_that_a_number_depends_on(trained):
     assert scores["best"] == pytest.approx(max(dev[2], dev[4]))
     assert dev[scores["best_step"]] == pytest.approx(scores["best"])
     assert sum(bool(row["train/loss"]) for row in rows) == 4
-
-
-def test_the_table_shows_the_baselines_beside_the_score(trained):
-    for words in ("as it is", "whitened on dev sentences (transductive)", "training sentences (inductive)"):
-        assert words in trained[1]
-    assert "20,000 lines, 0 blank dropped" in trained[1]
-
-
-def test_wandb_is_offline_where_that_is_asked_and_one_run(trained):
-    runs = list((trained[0] / "outputs" / "first" / "wandb").glob("offline-run-*"))
-    assert len(runs) == 1
-    assert list(runs[0].glob("*.wandb"))
 
 
 def test_a_finished_run_is_not_changed_and_another_one_refused(trained, refusal, monkeypatch):
@@ -94,28 +80,26 @@ def test_a_finished_run_is_not_changed_and_another_one_refused(trained, refusal,
 
 def test_the_best_checkpoint_is_evaluated_and_scores_what_the_monitor_said(trained):
     cwd, _ = trained
-    result = started("evaluate.py", "model=outputs/first", "tasks=quickstart", "run=evaluated", cwd=cwd)
+    tasks = "tasks.names=[quickstart/test,quickstart/dev]"
+    result = started("evaluate.py", "model=outputs/first", tasks, "run=evaluated", cwd=cwd)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == f"run: {cwd / 'outputs' / 'evaluated'}"
     scores = json.loads((cwd / "outputs" / "evaluated" / "scores.json").read_text())
     (row,) = scores["rows"]
+    test, dev = (row["sts"]["tasks"][f"quickstart/{part}"] for part in ("test", "dev"))
     assert (scores["model"], scores["seed"], row["setting"]) == ("outputs/first", 42, "")
-    assert set(row["sts"]["tasks"]["quickstart/test"]) >= {"all", "mean", "wmean", "n", "subsets", "interval"}
-    assert row["sts"]["avg"]["all"] == row["sts"]["tasks"]["quickstart/test"]["all"]
+    assert test.keys() >= {"all", "mean", "wmean", "n", "subsets", "interval"}
+    assert row["sts"]["avg"]["all"] == (test["all"] + dev["all"]) / 2
     at_the_end = json.loads((cwd / "outputs/first/scores.json").read_text())
     plain, target, training = at_the_end["rows"]
     for mean in ("all", "mean", "wmean"):  # of sentences in other batches
-        assert plain["sts"]["avg"][mean] == pytest.approx(row["sts"]["avg"][mean], abs=1e-4)
+        assert plain["sts"]["avg"][mean] == pytest.approx(test[mean], abs=1e-4)
     assert [r["setting"] for r in (plain, target, training)] == ["", "transductive", "inductive"]
     assert (target["fit"], training["fit"]) == ("target", "quickstart")
     with (cwd / "outputs/first/metrics.csv").open() as file:
         *_, last = csv.DictReader(file)
     assert float(last["test/avg"]) == plain["sts"]["avg"]["all"] and last["step"] == "4"
-    dev = started("evaluate.py", "model=outputs/first", "tasks.names=[quickstart/dev]", "run=dev", cwd=cwd)
-    assert dev.returncode == 0, dev.stderr
-    again = json.loads((cwd / "outputs" / "dev" / "scores.json").read_text())["rows"][0]["sts"]["avg"]["all"]
-    said = json.loads((cwd / "outputs/first/scores.json").read_text())["dev"]["best"]
-    assert again == pytest.approx(said, abs=1e-6)
+    assert dev["all"] == pytest.approx(at_the_end["dev"]["best"], abs=1e-4)
 
 
 def test_pooling_of_a_trained_checkpoint_cannot_be_changed(trained, refusal):
@@ -124,10 +108,9 @@ def test_pooling_of_a_trained_checkpoint_cannot_be_changed(trained, refusal):
     assert f"{run} carries its own pooling (whitenedcse.json); leave pooling= and layers= out" in line
 
 
-@pytest.mark.parametrize("arguments", [["tasks.names=[pairs.tsv]"], ["modle=x"]])
-def test_an_error_is_one_line_on_stderr_and_nothing_else(tmp_path, arguments):
+def test_an_error_is_one_line_on_stderr_and_nothing_else(tmp_path):
     (tmp_path / "pairs.tsv").write_text("score\tsentence1\tsentence2\n1\ta\n")
-    result = started("evaluate.py", "model=m:f", *arguments, cwd=tmp_path)
+    result = started("evaluate.py", "model=m:f", "tasks.names=[pairs.tsv]", cwd=tmp_path)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert result.stderr.startswith("error: ")
 
@@ -157,7 +140,6 @@ def test_runs_are_compared_and_own_texts_evaluated_by_a_python_function(tmp_path
     assert (
         "as it is: Spearman x 100, all" in result.stdout and "pca-2 (target): accuracy x 100" in result.stdout
     )
-    assert not list((tmp_path / "outputs").glob("evaluate-*"))
     closed = subprocess.Popen(
         [sys.executable, str(ROOT / "evaluate.py"), "compare=[outputs/one,outputs/two]", "draws=50"],
         cwd=tmp_path, env=surroundings(tmp_path, {}),
@@ -174,11 +156,7 @@ def test_runs_are_compared_and_own_texts_evaluated_by_a_python_function(tmp_path
     assert "components only" not in result.stdout
     (tmp_path / "few.txt").write_text("bread\nbake\nbreadaa\n")
     result = started("evaluate.py", "model=m:f", "fit=few.txt", *fitted[:-1], "run=few", cwd=tmp_path)
-    said = "whitened (few.txt): fitted to 3 texts, of whose components only 2 of 3 can vary"
-    assert said in result.stdout
-    result = started("evaluate.py", "model=m:f", "fit=corpse.txt", "run=gone", *fitted[:-1], cwd=tmp_path)
-    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert "corpse.txt: no such file" in result.stderr and not (tmp_path / "outputs/gone").exists()
+    assert "fitted to 3 texts, of whose components only 2 of 3 can vary" in result.stdout
 
 
 @pytest.mark.parametrize("name", ["train.py", "evaluate.py"])

@@ -6,11 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
-from html.parser import HTMLParser
-from urllib.parse import unquote, urlparse
+from urllib.parse import urlparse
 
 import pytest
-import yaml
 from programs import ROOT
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -18,7 +16,7 @@ NEEDED = ("mkdocs", "material", "latex2mathml")
 mkdocs = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, NEEDED)), reason="needs pip install -e '.[docs]'"
 )
-LOADS = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src", "object": "data"}
+LOADS = r'<(?:script|link|img|iframe|source|object)\b[^>]*?\s(?:src|href|data)="([^"]*)"'
 
 
 def build(root, out):
@@ -26,24 +24,6 @@ def build(root, out):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
-
-
-class Elements(HTMLParser):
-    """Links of a page, what it loads, and its formulas."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.links, self.loads, self.names, self.formulas = [], [], set(), 0
-        self.feed(page.read_text())
-
-    def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        self.names |= {found.get("id"), found.get("name")}
-        self.formulas += tag == "math"
-        if tag == "a" and "href" in found:
-            self.links.append(found["href"])
-        if found.get(LOADS.get(tag)):
-            self.loads.append(found[LOADS[tag]])
 
 
 @pytest.fixture(scope="module")
@@ -54,22 +34,14 @@ def site(tmp_path_factory):
     return out
 
 
-def pages(site):
-    return {path: Elements(path) for path in site.rglob("*.html")}
-
-
 @mkdocs
 @pytest.mark.slow
-def test_every_page_is_there_and_what_none_links_to_is_not(site):
+def test_every_page_is_there_and_loads_nothing_from_elsewhere(site):
     assert {page.with_suffix(".html").name for page in DOCS} <= {path.name for path in site.glob("*.html")}
     assert (site / "results/study/study.png").exists() and not (site / "whitenedcse").exists()
-
-
-@mkdocs
-@pytest.mark.slow
-def test_nothing_is_loaded_from_elsewhere(site):
-    for path, page in pages(site).items():
-        assert page.loads and [link for link in page.loads if urlparse(link).netloc] == [], path
+    for path in site.rglob("*.html"):
+        loads = re.findall(LOADS, path.read_text())
+        assert loads and [link for link in loads if urlparse(link).netloc] == [], path
         styles = re.findall(r"style=\"[^\"]*\"|<style.*?</style>", path.read_text(), re.DOTALL)
         assert not re.search(r"url\(\W*(https?:)?//|@import", "".join(styles)), path
         assert "mermaid" not in path.read_text()  # which the theme would fetch
@@ -81,25 +53,9 @@ def test_nothing_is_loaded_from_elsewhere(site):
 
 @mkdocs
 @pytest.mark.slow
-def test_every_link_leads_to_a_file_and_a_heading(site):
-    all_pages = pages(site)
-    for path, page in all_pages.items():
-        if path.name == "404.html":
-            continue
-        for link in page.links:
-            parts = urlparse(link)
-            if not parts.scheme:
-                target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-                assert target.is_file(), f"{path}: {link}"
-                if parts.fragment and target in all_pages:
-                    assert unquote(parts.fragment) in all_pages[target].names, f"{path}: {link}"
-
-
-@mkdocs
-@pytest.mark.slow
 def test_formulas_are_drawn(site):
     written = len(re.findall(r"\$\$?[^$]+\$\$?", (ROOT / "docs/method.md").read_text()))
-    assert Elements(site / "method.html").formulas == written > 50
+    assert (site / "method.html").read_text().count("<math") == written > 50
     # what browsers without a font for mathematics do not stretch
     assert "overline" not in (ROOT / "docs/method.md").read_text()
     assert 'arithmatex">\\' not in (site / "method.html").read_text()
@@ -119,13 +75,6 @@ def test_a_dead_link_ends_the_build(tmp_path):
     assert done.returncode != 0 and all(link.rpartition("/")[2] in done.stderr for link in links)
 
 
-def listed(nav):
-    """Every page of a navigation, through its groups."""
-    if isinstance(nav, str):
-        return [nav]
-    return [page for entry in (nav.values() if isinstance(nav, dict) else nav) for page in listed(entry)]
-
-
 def test_each_page_is_in_the_navigation():
-    names = listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    names = re.findall(r"\S+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2])
     assert {page.name for page in DOCS} <= set(names) and len(names) == len(set(names))

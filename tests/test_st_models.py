@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from encoders import SENTENCES, architecture
+from encoders import SENTENCES
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from scipy.stats import spearmanr
@@ -70,11 +70,12 @@ def counted(monkeypatch):
     return seen
 
 
-ENCODED = [("bert", "cls", 2), ("roberta", "mean", 2), ("bert", "max", 1), ("roberta", "lasttoken", 1)]
-
-
 def test_an_accelerated_model_encodes_to_the_same_vectors(made, counted, threaded):
-    for kind, pooling, threads in [*ENCODED, ("bert", "weightedmean", 2)]:
+    for kind, pooling, threads in (
+        ("bert", "cls", 2),
+        ("roberta", "lasttoken", 1),
+        ("bert", "weightedmean", 2),
+    ):
         threaded(threads)
         counted.clear()
         model = made(kind, pooling)
@@ -120,34 +121,23 @@ def test_training_without_dropout_has_the_same_gradient(made, counted, kind):
     assert_close(both[1], both[0], rtol=1e-9, atol=1e-9)
 
 
-def test_no_thread_discards_the_weights_that_autocast_has_cast(made, threaded, monkeypatch):
-    threaded(2)
-    model, cleared = accelerate(made()).eval(), []
-    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: cleared.append(1))
-    with torch.autocast("cpu", torch.bfloat16):
-        model.encode(TEXTS, batch_size=4)
-        assert cleared == []
-    assert cleared
-
-
 def test_threads_have_the_modes_of_their_caller_while_they_encode(made, threaded, monkeypatch):
     threaded(2)
     model, modes, hidden = accelerate(made()).eval(), set(), packed.hidden
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: cleared.append(1))
+    cleared = []
 
     def record(*given, **settings):
         modes.add((torch.is_grad_enabled(), autocast_type("cpu")))
         return hidden(*given, **settings)
 
     monkeypatch.setattr(packed, "hidden", record)
-    model.encode(TEXTS)
-    assert modes == {(False, None)}
-    modes.clear()
     with torch.autocast("cpu", torch.bfloat16):
-        model.encode(TEXTS)
-    assert modes == {(False, torch.bfloat16)}
+        model.encode(TEXTS, batch_size=4)
+        assert cleared == [] and modes == {(False, torch.bfloat16)}  # nor do they discard the cast weights
     modes.clear()
     model.encode(TEXTS)  # the same threads again
-    assert modes == {(False, None)}
+    assert cleared and modes == {(False, None)}
 
 
 def test_what_is_not_text_padded_on_the_right_is_left_to_the_library(made, counted):
@@ -186,16 +176,13 @@ def test_undo_gives_the_model_back_as_it_was(made, counted, tmp_path):
     accelerate(model).save(str(tmp_path / "out"))
     saved_model = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     assert (saved_model.encode(TEXTS) == other.encode(TEXTS)).all()
-    undo(undo(model))
 
 
 def test_models_that_cannot_be_computed_without_padding_are_refused_with_the_reason(
     made, tokenizer, tmp_path
 ):
-    architecture("mpnet", len(tokenizer)).save_pretrained(tmp_path / "mpnet")
-    tokenizer.save_pretrained(tmp_path / "mpnet")
     with pytest.raises(ValueError, match="MPNetModel is not accelerated: its layers are not those of b"):
-        accelerate(opened(str(tmp_path / "mpnet")))
+        accelerate(made("mpnet"))
     with pytest.raises(ValueError, match="BoW: only a Transformer module"):
         accelerate(SentenceTransformer(modules=[BoW(["cat"])], device="cpu"))
     folder = saved(tmp_path / "masked", tokenizer)
@@ -238,11 +225,8 @@ def test_a_whitened_model_is_plain_and_whitens_its_corpus(made, tmp_path, unit, 
     assert len(list(model)) == 2 + unit
 
 
-def test_a_whitening_reads_a_file_and_refuses_what_it_cannot_fit(made, tmp_path):
-    (tmp_path / "my.txt").write_text("\n".join(text for text in TEXTS if text))
+def test_a_whitening_that_cannot_be_fitted_is_refused(made):
     model = made().eval()
-    both = (whitened(model, corpus, k=4) for corpus in (tmp_path / "my.txt", [t for t in TEXTS if t]))
-    assert_close(*(white.encode(TEXTS) for white in both))
     with pytest.raises(ValueError, match="k=256"):
         whitened(model, TEXTS)
     with pytest.raises(ValueError, match="two rows or more, not to 1"):
@@ -339,40 +323,22 @@ def test_the_evaluator_chooses_the_best_checkpoint_of_their_trainer(made, pairs,
     trainer = SentenceTransformerTrainer(model, given, DATA, loss=loss, **parts)
     trainer.train()
     history = [row for row in trainer.state.log_history if "eval_sts_avg_spearman" in row]
-    assert [row["step"] for row in history] == [4, 8]
     assert trainer.state.best_metric == max(row["eval_sts_avg_spearman"] for row in history)
-    assert (tmp_path / "run" / "eval" / "sts_evaluation_sts_results.csv").exists()
-    state = json.loads((tmp_path / "run" / "checkpoint-8" / "trainer_state.json").read_text())
-    assert state["global_step"] == 8
-
-
-ADAPTED = {  # what peft's layer computes beside W + s B A of the adapter named "default"
-    "plain": lambda model: None,
-    "disabled": lambda model: [layer.enable_adapters(False) for layer in adapted(model)],
-    "another": lambda model: (adapt(model, "b"), [layer.set_adapter("b") for layer in adapted(model)]),
-}
-
-
-def adapt(model, name, **settings):
-    """Adapters from peft itself: `add_adapter` of Transformers refuses a peft that is older than itself."""
-    settings = {"r": 2, "target_modules": ["query", "value"], "init_lora_weights": False, **settings}
-    inject_adapter_in_model(LoraConfig(**settings), model[0].auto_model, name)
-
-
-def adapted(model):
-    return [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
-
-
-STATES = [("plain", "default", {}), ("another", "mine", {}), ("disabled", "default", {"use_dora": True})]
+    assert (tmp_path / "run" / "eval" / "sts_evaluation_sts_results.csv").exists() and len(history) == 2
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("state", "name", "settings"), STATES)
-def test_adapters_are_in_force_as_the_library_has_them(made, name, settings, state):
-    model = made()
-    adapt(model, name, **settings)
-    assert adapted(model)
-    ADAPTED[state](model)
+@pytest.mark.parametrize("state", ["plain", "dora", "disabled", "another"])
+def test_adapters_are_in_force_as_the_library_has_them(made, state):
+    """From peft itself: `add_adapter` of Transformers refuses a peft that is older than itself."""
+    model, settings = made(), {"r": 2, "target_modules": ["query", "value"], "init_lora_weights": False}
+    for name in ("default", "b"):
+        inject_adapter_in_model(LoraConfig(**settings, use_dora=state == "dora"), model[0].auto_model, name)
+    layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
+    assert layers
+    for layer in layers:
+        layer.set_adapter("b" if state == "another" else "default")
+        layer.enable_adapters(state != "disabled")
     with torch.no_grad():
         for part, weight in model.named_parameters():
             if "magnitude" in part:

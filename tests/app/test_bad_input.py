@@ -8,16 +8,12 @@ import warnings
 from pathlib import Path
 
 import pytest
-from encoders import SENTENCES, backbone, embedder_of
+from encoders import PAIRS, SENTENCES, backbone, embedder_of
 
 from whitenedcse.model import checkpoint
 from whitenedcse.model.encoder import Encoder
 
 ROOT = Path(__file__).parents[2]
-HEADER = "score\tsentence1\tsentence2\n"
-PAIRS = HEADER + "".join(
-    f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(zip(SENTENCES, SENTENCES[1:], strict=False))
-)
 TRAIN = "encoder=pretrained encoder.path=bert data=file data.corpus=c.txt data.batch_size=4 monitor.dev=p.tsv"
 TRAIN += " trainer.accelerator=cpu trainer.max_steps=1 trainer.log_every_n_steps=1 run=r"
 EVALUATE = "model=bert tasks.names=[p.tsv] draws=20 run=r"
@@ -81,19 +77,12 @@ TOKENIZER = {"tokenizer.json": None, "tokenizer_config.json": None, "vocab.txt":
 # what is made (in a copy `x` of the tiny encoder, `y` of the checkpoint), the words, parts of the line
 TRAINING = [
     ({}, "loss.temperature=abc", ['loss.temperature="abc" must be float']),
-    ({}, "loss.weights=[a]", ['loss.weights=["a"] must be Sequence[float]']),
-    ({}, "trainer.precision=foo", ['trainer.precision="foo" must be', "bf16-mixed"]),
-    ({}, "loss.weights=[1,1,1]", ["loss.weights=[1, 1, 1] for 2 positives"]),
-    ({}, "pooling.layers=[7]", ["layer 7 does not exist: this encoder has layers 0 to 3"]),
     ({}, "head.whitening.group_width=3", ["width=3 does not divide d=16"]),
     ({}, "head.whitening.group_width=4", ["4 sentences cannot whiten 4 channels"]),
-
     ({}, "trainer.max_steps=0", ["trainer.max_steps=0 or max_epochs=0 trains nothing"]),
     ({}, "trainer.chunk=0", ["trainer.chunk=0 must be 1 or more"]),
-    ({}, "data.batch_size=100", ["c.txt: 8 rows do not fill one batch_size=100"]),
     ({}, "data.max_length=129", ["max_length=129 is above the 128 tokens that this encoder takes"]),
     ({}, "optim.warmup_steps=100", ["optim.warmup_steps=100 is not in 0 .. 1"]),
-    ({}, "encoder.path=no/where/at/all", ["no encoder in no/where/at/all"]),
     ({}, "encoder.path=~/none tasks.names=[~/a]", [f"no encoder in {Path.home()}/none"]),
     (dict.fromkeys(["x/config.json"]), "encoder.path=x", ["x: ", "config.json"]),
     ({"x/tokenizer.json": "{"}, "encoder.path=x", ["x: ", "tokenizer.json"]),
@@ -101,26 +90,17 @@ TRAINING = [
     ({"x/config.json": changed("config.json", "hidden_size", 32)}, "encoder.path=x", ["x: ", "belong toget"]),
     ({f"x/{name}": None for name in TOKENIZER}, "encoder.path=x", ["x", "tokenizer.json"]),
     ({}, "data.corpus=no.txt", ["no.txt: no such file"]),
-    (
-        {"same.txt": "a dog\n" + "the cat\n" * 99},
-        "data.corpus=same.txt monitor.dev=null",
-        ["all 10 sentences held out of same.txt are the same: 98 of its 100 rows equal an earlier one"],
-    ),
     ({}, "monitor.dev=no.tsv", ["no task 'no.tsv'"]),
-    ({"e.tsv": HEADER + "1\ta\tb\nnan\ta\tb\n"}, "monitor.dev=e.tsv", ["e.tsv:3: the score is 'nan'"]),
     ({"file": ""}, "hydra.run.dir=file", ["file", "exists"]),
     ({}, "hydra.run.dir=/proc/x", ["/proc/x"]),
     ({}, "run=../new", ["run=../new is no name of a directory in outputs/"]),
 ]  # fmt: skip
 EVALUATION = [
     ({}, "protocol=posthoc", ["bert is not a run of train.py", "fit=FILE"]),
-    ({}, "draws=0", ["0 draws from 7 pairs"]),
-    ({}, "figures=[foo]", ['figures=["foo"] must be Sequence[Literal[', "layers"]),
-    ({}, "model=null", ["no model: give model=DIR_OR_HUB_ID"]),
+    ({}, "draws=0", ["0 draws from 8 pairs"]),
     ({}, "model=bad_input_models:number", ["number is a int, not a function"]),
     ({}, "model=bad_input_models:short", ["8 sentences have (7, 4) vectors"]),
     ({}, "model=bad_input_models:nan", ["8 of 8 sentences have vectors that are not finite"]),
-    ({}, "tasks.names=[]", ["tasks.names=[]: nothing to score"]),
     ({}, "postprocess=whitening k=17", ["k=17 components of vectors of width 16"]),
     ({}, "postprocess=whitening fit=w.safetensors", ["w.safetensors"]),
     ({"y/head.safetensors": "no"}, "model=y", ["y/head.safetensors is not as it was written"]),
@@ -130,7 +110,7 @@ EVALUATION = [
 
 @pytest.mark.parametrize(
     ("script", "usual", "table"),
-    [("train", TRAIN, TRAINING[:16]), ("train", TRAIN, TRAINING[16:]), ("evaluate", EVALUATE, EVALUATION)],
+    [("train", TRAIN, TRAINING[:12]), ("train", TRAIN, TRAINING[12:]), ("evaluate", EVALUATE, EVALUATION)],
     ids=["values", "files", "evaluate"],
 )
 def test_bad_input_is_one_line_that_names_it_and_leaves_nothing_behind(script, usual, table, start):
@@ -152,11 +132,6 @@ def test_bad_input_is_one_line_that_names_it_and_leaves_nothing_behind(script, u
     assert wrong == []
 
 
-def test_the_traceback_is_shown_on_request(start, monkeypatch):
-    with pytest.raises(ValueError, match="data.max_length"):
-        start("train", *TRAIN.split(), "data.max_length=x", "--debug")
-
-
 OTHERS = {  # a file that a run names, other content of it, and how the refusal names it
     "p.tsv": (lambda data: data.replace(b"\n1\t", b"\n2\t"), "content.monitor.dev="),
     "bert/model.safetensors": (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "content.encoder.path="),
@@ -167,13 +142,9 @@ OTHERS = {  # a file that a run names, other content of it, and how the refusal 
 
 @pytest.mark.slow
 def test_an_unfinished_run_is_not_resumed_with_other_content_of_what_it_names(start, place, monkeypatch):
-    command, remove = ["train", *TRAIN.split()], shutil.rmtree
-
-    def kept(path, *given, **named):  # the run and its checkpoints, from which it resumes
-        if Path(path).name not in ("outputs", "checkpoints"):
-            remove(path, *given, **named)
-
-    monkeypatch.setattr(shutil, "rmtree", kept)
+    command, remove, kept = ["train", *TRAIN.split()], shutil.rmtree, ("outputs", "checkpoints")
+    others = lambda path, **how: Path(path).name in kept or remove(path, **how)  # noqa: E731
+    monkeypatch.setattr(shutil, "rmtree", others)
     assert start(*command) == (None, "")
     (place / "outputs/r/scores.json").unlink()
     for name, (change, words) in OTHERS.items():

@@ -8,13 +8,11 @@ from typing import Any, Literal
 
 import pytest
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from programs import started
 
 from whitenedcse.app import config
-from whitenedcse.app.config import CONF, CURES, check_keys, check_words, fits, message, nearest
-
-LOSS = {"_target_": "whitenedcse.training.loss.ContrastiveLoss", "form": "l1", "temperature": 0.05}
+from whitenedcse.app.config import CONF, CURES, check_keys, check_words, fits, message
 
 
 def checked(script, *words, folder=None):
@@ -22,48 +20,46 @@ def checked(script, *words, folder=None):
     given = [*words, *([f"hydra.searchpath=[file://{folder}]"] if folder else [])]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         made = compose(script, ["run=x", *given], return_hydra_config=True)
-        parts = OmegaConf.masked_copy(made, [key for key in made if key != "hydra"])
+        parts = config.without_hydra(made)
         config.check(script, parts, made.hydra)
     return OmegaConf.to_container(parts)
 
 
 def test_what_the_package_brings_passes():
     """Each option and system is bound to its signature in tests/test_architecture.py."""
-    for words in ("", "+experiment=bert_base", "+experiment=lab_minilm +system=covariance"):
+    for words in ("+experiment=lab_minilm +system=covariance", "+experiment=pretrain"):
         checked("train", *words.split())
-    checked("train", "+experiment=pretrain")
-    for words in ("", "protocol=bert_whitening", "postprocess=soft_zca pooling=first_last tasks=all"):
-        checked("evaluate", *words.split())
+    checked("evaluate", *"postprocess=soft_zca pooling=first_last tasks=all".split())
+
+
+WRONG = {  # what a file sets, and how it is refused
+    "seeed: 1": "no setting 'seeed'; the nearest is 'seed'",
+    "loss: {temprature: 1}": "no setting 'loss.temprature'; the nearest is 'loss.temperature'",
+    "head: {whitening: {group_widht: 1}}": "widht'; the nearest is 'head.whitening.group_width'",
+    "trainer: {max_step: 1}": "max_step'; the nearest is 'trainer.max_steps'",  # Lightning's
+    "tasks: {name: []}": "no setting 'tasks.name'; the nearest is 'tasks.names'",
+    "logger: {project: x}": "no setting 'logger.project'; ",
+    "optim: {learning_rate: 1.0}": "optim.learning_rate'; optim has lr, warmup_steps, weight_decay",
+    "optim.lr: 1": "no setting 'optim.lr'; there is optim",
+    "optim: {total_steps: 5}": "no setting 'optim.total_steps'",  # train.py gives it
+    "head: zca": 'head="zca" must be Mapping[str, Any]',
+    "views: 2.5": "views=2.5 must be int",
+}
 
 
 def test_a_key_that_nothing_reads_is_refused_with_the_nearest_wherever_it_is(tmp_path):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        made = compose("train", ["run=x"], return_hydra_config=True)
+        plain = config.without_hydra(made)
+        for line, said in WRONG.items():
+            with open_dict(plain), pytest.raises(ValueError, match=re.escape(said)):
+                config.check("train", OmegaConf.merge(plain, OmegaConf.create(line)), made.hydra)
     (tmp_path / "experiment").mkdir()
-    wrong = {
-        "seeed: 1": "no setting 'seeed'; the nearest is 'seed'",
-        "loss: {temprature: 1}": "no setting 'loss.temprature'; the nearest is 'loss.temperature'",
-        "head: {whitening: {group_widht: 1}}": "widht'; the nearest is 'head.whitening.group_width'",
-        "trainer: {max_step: 1}": "max_step'; the nearest is 'trainer.max_steps'",  # Lightning's
-        "tasks: {name: []}": "no setting 'tasks.name'; the nearest is 'tasks.names'",
-        "logger: {project: x}": "no setting 'logger.project'; ",
-        "optim: {learning_rate: 1.0}": "optim.learning_rate'; optim has lr, warmup_steps, weight_decay",
-        "corpus: x": "no setting 'corpus'; ",
-        "optim.lr: 1": "no setting 'optim.lr'; there is optim",
-        "optim: {total_steps: 5}": "no setting 'optim.total_steps'",  # train.py gives it
-        "head: null": "head=null must be Mapping[str, Any]",
-        "head: zca": 'head="zca" must be Mapping[str, Any]',
-        "loss: {temperature: abc}": 'loss.temperature="abc" must be float',
-        "views: 2.5": "views=2.5 must be int",
-    }
-    for line, said in wrong.items():
-        (tmp_path / "experiment/own.yaml").write_text(f"# @package _global_\n{line}\n")
-        with pytest.raises(ValueError, match=re.escape(said)):
-            checked("train", "+experiment=own", folder=tmp_path)
     (tmp_path / "experiment/own.yaml").write_text("views: 2\n")
     with pytest.raises(ValueError, match="no setting 'experiment'") as error:
         checked("train", "+experiment=own", folder=tmp_path)
-    assert "the file in experiment/ begins with a line # @package _global_" in message(
-        error.value, ["train.py"]
-    )
+    cure = "the file in experiment/ begins with a line # @package _global_"
+    assert cure in message(error.value, ["train.py"])
 
 
 PATH = {"_target_": "pathlib.Path", "_args_": ["a"]}
@@ -106,13 +102,14 @@ class Closed(Above):
 
 def test_the_rest_of_a_class_s_settings_are_those_of_the_class_above():
     sys.modules["signatures"] = sys.modules[__name__]
-    for name, refused in (("Below", None), ("Closed", "first"), ("Above", None)):
-        node = {"it": {"_target_": f"signatures.{name}", "first": 1, "_partial_": True}}
-        if refused:
-            with pytest.raises(ValueError, match=f"no setting 'it.{refused}'; it has second"):
-                check_keys("", node, {"it": Any})
-        else:
-            check_keys("", node, {"it": Any})
+    below, above, closed = (
+        {"it": {"_target_": f"signatures.{name}", "first": 1, "_partial_": True}}
+        for name in ("Below", "Above", "Closed")
+    )
+    check_keys("", below, {"it": Any})
+    check_keys("", above, {"it": Any})
+    with pytest.raises(ValueError, match="no setting 'it.first'; it has second"):
+        check_keys("", closed, {"it": Any})
 
 
 OWN = """
@@ -133,20 +130,11 @@ def test_a_class_of_ones_own_takes_over_nothing_from_the_class_that_it_replaces(
     }  # fmt: skip
     other = "loss._target_=whitenedcse.training.loss.Matryoshka"
     assert set(checked("train", other, "+loss.dims=[64]")["loss"]) == {"_target_", "dims"}
-    for group, text in {
-        "experiment": "# @package _global_\nloss: {_target_: own_margin.Margin, margin: 0.1}\n",
-        "system": "# @package _global_\nloss: {_target_: own_margin.Margin, temperature: 0.4}\n",
-        "loss": "_target_: own_margin.Margin\nmargin: 0.5\n",
-    }.items():
-        Path(group).mkdir()
-        Path(group, "own.yaml").write_text(text)
-    kept = {
-        "+experiment=own": {"margin": 0.1},
-        "+system=own": {"temperature": 0.4},
-        "loss=own": {"margin": 0.5},
-    }
-    for word, settings in kept.items():
-        assert checked("train", word, folder=tmp_path)["loss"] == {"_target_": "own_margin.Margin"} | settings
+    for word, name, value in (("+experiment", "margin", 0.1), ("+system", "temperature", 0.4)):
+        (path := Path(word[1:], "own.yaml")).parent.mkdir()
+        path.write_text(f"# @package _global_\nloss: {{_target_: own_margin.Margin, {name}: {value}}}\n")
+        kept = checked("train", f"{word}=own", folder=tmp_path)["loss"]
+        assert kept == {"_target_": "own_margin.Margin", name: value}
     with pytest.raises(ValueError, match=r"no setting 'loss\.margn'; the nearest is 'loss\.margin'"):
         checked("train", own, "+loss.margn=1")
     with pytest.raises(ValueError, match=r"loss\._target_=no\.Where is no function or class to import"):
@@ -199,10 +187,6 @@ def test_an_option_in_the_style_of_other_programs_is_told_the_nearest_setting():
         with pytest.raises(ValueError, match=f"^no option {word}: settings are written KEY=VALUE; .*{said}"):
             check_words(["train.py", "seed=1", word])
     check_words(["train.py", "-m", "--multirun", "--config-dir", "x", "--cfg=job", "-cd=x", "seed=-1"])
-
-
-def test_the_nearest_of_nothing_is_nothing():
-    assert nearest("a", []) == "the top level has none"
 
 
 def test_a_sweep_is_refused_before_its_first_job(tmp_path):

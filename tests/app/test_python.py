@@ -6,7 +6,6 @@ from functools import partial, wraps
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from encoders import SENTENCES, SMALL
@@ -14,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
-from programs import ROOT, Forked, forking, server, started, surroundings, until
+from programs import ROOT, forking, server, started
 
 import whitenedcse
 from whitenedcse import Embedder, ProjectionHead
@@ -125,31 +124,25 @@ def test_a_class_of_ones_own_is_made_with_its_own_defaults(home, monkeypatch):
     assert named.settings["loss"] == {"_target_": name} and len(made) == 2
 
 
-def test_a_call_and_the_command_give_the_same_bits(home):
-    argv = list(sys.argv)
-    run = whitenedcse.train("bert", "my.txt", dev="pairs.tsv", output="outputs/call", **SMALL)
+def test_a_call_and_the_command_give_the_same_bits_and_called_again_a_run_stays(home, capsys):
+    argv, given = list(sys.argv), {"dev": "pairs.tsv", "output": "outputs/call", **SMALL}
+    run = whitenedcse.train("bert", "my.txt", **given)
     assert sys.argv == argv
     done = started("train.py", *WORDS, "monitor=held_out", "monitor.dev=pairs.tsv", "run=command", cwd=home)
     assert done.returncode == 0, done.stderr
+    capsys.readouterr()
+    assert whitenedcse.train("bert", "my.txt", **given).path == run.path
+    assert "is finished and not changed" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"views=2 \(it began with 3\)"):
+        whitenedcse.train("bert", "my.txt", views=2, **given)
     assert bits(run.path) == bits("outputs/command")
     call, command = (Run(f"outputs/{name}").settings for name in ("call", "command"))
     assert {**call, "run": ""} == {**command, "run": ""}
     assert Embedder.load(run).encode(SENTENCES).shape == (8, 16) and repr(run) == "Run('outputs/call')"
-    # and leaves no trace: neither Hydra's state, nor the lock, nor the arguments of the process
+    # and leaves no trace: neither Hydra's state nor the lock
     assert not GlobalHydra.instance().is_initialized() and not HydraConfig.initialized()
     with Run("outputs/call").claim():
         pass
-
-
-def test_called_again_a_finished_run_is_returned_as_it_is_and_another_is_refused(home, capsys):
-    settings = {"trainer.max_steps": 2}
-    whitenedcse.train("bert", "my.txt", output="outputs/a", settings=settings, **SMALL)
-    before = bits("outputs/a")
-    capsys.readouterr()
-    run = whitenedcse.train("bert", "my.txt", output="outputs/a", settings=settings, **SMALL)
-    assert "is finished and not changed" in capsys.readouterr().out and bits(run.path) == before
-    with pytest.raises(ValueError, match=r"views=2 \(it began with 3\)"):
-        whitenedcse.train("bert", "my.txt", output="outputs/a", views=2, settings=settings, **SMALL)
 
 
 def test_an_encoder_is_evaluated_by_a_call(home, capsys):
@@ -161,10 +154,8 @@ def test_an_encoder_is_evaluated_by_a_call(home, capsys):
         run.tests("no")
     few = {"settings": {"draws": 10}, "output": "outputs/w"}
     white = whitenedcse.evaluate("bert", tasks=["pairs.tsv"], postprocess="whitening", k=4, **few)
-    name = white.results["rows"][-1]["name"]
-    assert name == "whitening-4 (target)" and white.tests("whitening") == white.tests(name)
-    assert white.results["rows"][-1]["postprocess"]["k"] == 4 and white.settings["draws"] == 10
-    assert "Spearman x 100" in capsys.readouterr().out
+    assert white.tests("whitening") == white.tests("whitening-4 (target)")
+    assert white.settings["draws"] == 10 and "Spearman x 100" in capsys.readouterr().out
 
 
 def test_options_of_settings_have_their_own_where_an_argument_says_nothing(monkeypatch):
@@ -188,27 +179,22 @@ def test_options_of_settings_have_their_own_where_an_argument_says_nothing(monke
 def test_runs_are_models_and_one_task_needs_no_list(home):
     more = {"settings": {"trainer.max_steps": 1}, **SMALL}
     run = whitenedcse.train(Path("bert"), "my.txt", tests="pairs.tsv", output="outputs/t", **more)
-    assert list(run.results["rows"][0]["sts"]["tasks"]) == ["pairs.tsv"]
     names = ["as it is", "whitened (target)", "whitened (training)"]  # not named after the corpus
     assert [row["name"] for row in run.results["rows"]] == names
     with pytest.raises(ValueError, match="2 rows of test scores that begin with 'whitened'; it has as"):
         run.tests("whitened")
     scored = whitenedcse.evaluate(run, tasks=Path("pairs.tsv"), output="outputs/e")
     assert scored.results["rows"][0]["sts"] == run.results["rows"][0]["sts"]
-    assert np.array_equal(Embedder.load(run).encode(["a"]), Embedder.load(run.best).encode(["a"]))
     again = whitenedcse.train("outputs/t", "my.txt", output="outputs/u", **more)  # from its best checkpoint
     assert again.facts["encoder"]["path"] == "outputs/t"
 
 
 WRONG = [  # a call, its error, what that says
     (lambda: whitenedcse.train("nowhere", "my.txt"), OSError, "nowhere"),
-    (lambda: whitenedcse.evaluate("bret", tasks="pairs.tsv"), OSError, "no directory"),
     (lambda: whitenedcse.train("bert", ["a cat", "a dog"]), TypeError, "os.PathLike object, not list"),
     (lambda: whitenedcse.train("bert", "table.csv", **SMALL), ValueError, "key, text"),
     (lambda: whitenedcse.train("bert", "my.txt", head="zac"), ValueError, "; the nearest is head=zca"),
     (lambda: whitenedcse.train("bert", "my.txt", views=1, **SMALL), ValueError, "views=1"),
-    (lambda: whitenedcse.train("bert", "my.txt", batch_size="8"), ValueError, 'batch_size="8" must be int'),
-    (lambda: whitenedcse.train("bert", "my.txt", settings={"optim.lrr": 1}), ValueError, "is 'optim.lr'"),
     (lambda: whitenedcse.evaluate(SimpleNamespace()), TypeError, "os.PathLike object, not SimpleNamespace"),
     (lambda: whitenedcse.train("bert", "my.txt", tests=3), ValueError, "tests=int is no list of texts"),
 ]
@@ -237,23 +223,6 @@ def test_ctrl_c_after_training_or_in_an_evaluation_says_what_comes_next(home, mo
     whitenedcse.train("bert", "my.txt", tests=tests, output="outputs/a", settings=settings, **SMALL)
     assert "outputs/a resumes after step 2\n" in capsys.readouterr().out
     assert whitenedcse.evaluate("bert", tasks=tests, output="outputs/e").results["rows"]
-
-
-@pytest.mark.slow
-def test_ctrl_c_is_an_exception_and_the_same_call_resumes_to_the_same_bits(home):
-    settings = {"trainer.max_steps": 60, "trainer.max_epochs": 100, "checkpoint_every": 0.05}
-    call = f"whitenedcse.train('bert', 'my.txt', output='outputs/a', settings={settings}, **{SMALL})"
-    ended = "except KeyboardInterrupt: sys.exit(print('interrupted') or 7)"
-    (script := home / "interrupted.py").write_text(f"import whitenedcse, sys\ntry: {call}\n{ended}\n")
-    said = home / "said"
-    process = Forked(server(), [str(script)], str(home), surroundings(home, {}), [str(said)] * 2)
-    until(lambda: list(home.glob("outputs/a/checkpoints/step-*")), 120)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 7 and "interrupted" in said.read_text()
-    assert not (home / "outputs/a/scores.json").exists()
-    whitenedcse.train("bert", "my.txt", output="outputs/a", settings=settings, **SMALL)
-    whitenedcse.train("bert", "my.txt", output="outputs/b", settings=settings, **SMALL)
-    assert bits("outputs/a")[0] == bits("outputs/b")[0]
 
 
 @pytest.mark.slow
@@ -293,13 +262,6 @@ def test_a_run_is_named_after_what_it_trains():
         assert str(config.run).startswith(f"{expected}-")
 
 
-def test_an_experiment_with_another_encoder_is_not_called_by_its_name_alone(home):
-    words = ["+experiment=bert_base", *WORDS[1:], "monitor=held_out", "tasks=none", "trainer.max_steps=1"]
-    assert started("train.py", *words, cwd=home).returncode == 0
-    (run,) = (home / "outputs").iterdir()
-    assert run.name.startswith("bert-") and Run(run).facts["experiment"] == "bert_base with bert"
-
-
 def test_the_commands_of_the_package_are_the_scripts(home):
     done = started("whitenedcse", "train", *WORDS, "run=a", "trainer.max_steps=2", cwd=home)
     assert done.returncode == 0, done.stderr
@@ -308,13 +270,12 @@ def test_the_commands_of_the_package_are_the_scripts(home):
     assert run.settings["tasks"]["names"] == [] and run.settings["monitor"]["dev"] is None
     done = started("whitenedcse", "evaluate", "model=outputs/a", "tasks.names=[pairs.tsv]", cwd=home)
     assert done.returncode == 0 and "pairs" in done.stdout
-    done = started("whitenedcse", "train", "trainer.max_stps=2", cwd=home)
-    assert done.returncode == 2 and "the nearest is 'trainer.max_steps'" in done.stderr
     (home / "mine/experiment").mkdir(parents=True)
     (home / "mine/experiment/own.yaml").write_text("# @package _global_\nseed: 7\n")
     words = ["--config-dir", "mine", "+experiment=own", *WORDS, "run=b", "trainer.max_steps=1"]
     done = started("whitenedcse", "train", *words, cwd=home)
     assert done.returncode == 0 and Run("outputs/b").settings["seed"] == 7, done.stderr
+    assert Run("outputs/b").facts["experiment"] == "own with bert"  # which names another encoder
 
 
 def test_a_search_asks_for_dev_pairs(monkeypatch):

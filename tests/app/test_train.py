@@ -1,6 +1,5 @@
 """What train.py notes of a run, does at its end and says."""
 
-import os
 import re
 import shlex
 from pathlib import Path
@@ -17,7 +16,6 @@ from omegaconf import OmegaConf
 
 from whitenedcse.app import train
 from whitenedcse.evaluation.tasks import Labelled, Subset
-from whitenedcse.files import draft_of
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.run import Run
 from whitenedcse.training.loggers import Metrics
@@ -74,28 +72,16 @@ def config(dev="STS-B/dev"):
     return OmegaConf.create({"tasks": {"names": []}, "monitor": {"dev": dev}})
 
 
-def test_all_that_a_run_leaves_is_on_the_disk_before_the_scores_have_their_name(tmp_path, monkeypatch):
-    told, sync, replace = [], os.fsync, os.replace
-
-    def fsync(handle):
-        told.append(("sync", Path(os.readlink(f"/proc/self/fd/{handle}")).name))
-        sync(handle)
-
-    def replaced(source, target):
-        told.append(("name", Path(target).name))
-        replace(source, target)
-
+def test_all_that_a_run_leaves_is_on_the_disk_before_the_scores_have_their_name(tmp_path, monkeypatch, disk):
     run = Run(tmp_path / "run")
     run.start("monitor: {dev: STS-B/dev}\n")
     metrics = Metrics(run.metrics, None)
     metrics.log_metrics({"x": 1.0}, step=1)
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "replace", replaced)
+    disk.clear()
     monkeypatch.setattr("whitenedcse.report.tables.training_grid", lambda dev: "")
     train.ended(config(), run, {"best": 1.0}, [metrics])
-    draft = draft_of(run.path / "scores.json").name
-    wanted = [("sync", "metrics.csv"), ("sync", draft), ("name", "scores.json"), ("sync", "run")]
-    assert told == wanted and Run(run.path).scores == {"dev": {"best": 1.0}}
+    wanted = [str(run.metrics), f"{run.path}/draft", "scores.json named", str(run.path)]
+    assert disk == wanted and Run(run.path).scores == {"dev": {"best": 1.0}}
 
 
 def test_a_run_without_tests_proposes_those_that_fit_its_dev_set(capsys, tmp_path, monkeypatch):

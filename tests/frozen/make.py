@@ -36,7 +36,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -236,6 +236,14 @@ def ranks() -> Json:
     return found
 
 
+def by_transformers(out: Path, texts: list[str]) -> Any:
+    """The last hidden states of the first token by Transformers."""
+    from transformers import AutoModel, AutoTokenizer
+
+    tokens = AutoTokenizer.from_pretrained(out)(texts, padding=True, return_tensors="pt")
+    return AutoModel.from_pretrained(out).eval()(**tokens).last_hidden_state[:, 0]
+
+
 def exports() -> Json:
     """Vectors of each export of a tiny embedder, plain and with a whitening, read by its own library."""
     import whitenedcse
@@ -251,22 +259,14 @@ def exports() -> Json:
             for to, read in READERS.items():
                 if (name, to) != ("whitened", "transformers"):  # whose directory holds the encoder alone
                     whitenedcse.export(embedder, out := here / f"{name}-{to}", to)
-                    found[f"mean, {name}, {to}"] = read(out, texts)
+                    found[f"mean, {name}, {to}"] = few(read(out, texts))
     return found
 
 
-def read_transformers(out: Path, texts: list[str]) -> Json:
-    """The last hidden states of the first token by Transformers."""
-    from transformers import AutoModel, AutoTokenizer
-
-    tokens = AutoTokenizer.from_pretrained(out)(texts, padding=True, return_tensors="pt")
-    return few(AutoModel.from_pretrained(out).eval()(**tokens).last_hidden_state[:, 0])
-
-
 READERS = {
-    "sentence-transformers": lambda out, texts: few(by_sentence_transformers(out, texts)),
-    "transformers": read_transformers,
-    "onnx": lambda out, texts: few(by_onnxruntime(out, texts)),
+    "sentence-transformers": by_sentence_transformers,
+    "transformers": by_transformers,
+    "onnx": by_onnxruntime,
 }
 
 
@@ -291,13 +291,9 @@ def report(here: Path, *words: str) -> str:
     """What `whitenedcse report WORDS` prints, where files were written left out."""
     from whitenedcse.app.cli import main
 
-    before, said = Path.cwd(), StringIO()
-    os.chdir(here)
-    try:
-        with redirect_stdout(said):
-            assert main(["report", *words]) == 0
-    finally:
-        os.chdir(before)
+    said = StringIO()
+    with chdir(here), redirect_stdout(said):
+        assert main(["report", *words]) == 0
     lines = (line.rstrip() for line in said.getvalue().splitlines() if not line.startswith("written: "))
     return "\n".join(lines)
 
@@ -389,27 +385,19 @@ def script(here: Path, name: str, *words: str) -> str:
 PARTS = {one.__name__: one for one in (protocols, sts, heads, losses, quickstart, ranks, exports, reports)}
 
 
-def leaves(value: Json, place: str = "") -> dict[str, Any]:
-    """The numbers, lines and truths in a nested value, by their places."""
-    if isinstance(value, str):
-        value = value.splitlines()
-        return {f"{place} line {i}": line for i, line in enumerate(value, 1)}
-    if not isinstance(value, dict | list):
-        return {place: value}
-    parts = value.items() if isinstance(value, dict) else enumerate(value)
-    return {where: leaf for name, one in parts for where, leaf in leaves(one, f"{place} / {name}").items()}
-
-
-def differences(frozen: Json, now: Json, tolerance: float) -> list[str]:
+def differences(frozen: Json, now: Json, tolerance: float, place: str = "") -> list[str]:
     """What differs between two nested values, by place; numbers, by more than a share of their size."""
-    old, new = leaves(frozen), leaves(now)
-
-    def equal(a: Any, b: Any) -> bool:
-        numbers = isinstance(a, float) and isinstance(b, float | int)
-        return a == b or (numbers and abs(a - b) <= tolerance * max(abs(a), 1e-3))
-
-    pairs = {place: (old.get(place, "none"), new.get(place, "none")) for place in old | new}
-    return [f"{place}: {a!r} frozen, {b!r} now" for place, (a, b) in pairs.items() if not equal(a, b)]
+    if isinstance(frozen, str) and "\n" in f"{frozen}{now}":
+        frozen, now = (dict(enumerate(text.splitlines(), 1)) for text in (frozen, str(now)))
+    elif isinstance(frozen, list) and isinstance(now, list):
+        frozen, now = (dict(enumerate(value)) for value in (frozen, now))
+    if isinstance(frozen, dict) and isinstance(now, dict):
+        places = {name: (frozen.get(name, "none"), now.get(name, "none")) for name in frozen | now}
+        found = (differences(*both, tolerance, f"{place} / {name}") for name, both in places.items())
+        return [line for lines in found for line in lines]
+    numbers = isinstance(frozen, float) and isinstance(now, float | int)
+    equal = frozen == now or (numbers and abs(frozen - now) <= tolerance * max(abs(frozen), 1e-3))
+    return [] if equal else [f"{place}: {frozen!r} frozen, {now!r} now"]
 
 
 def rounded(value: Json, tolerance: float) -> Json:

@@ -1,4 +1,4 @@
-"""Every format, parsed back by a reader that knows nothing of the writer, holds the cells that went in."""
+"""What is printed: a pace, and tables, parsed back by readers that know nothing of the writer."""
 
 import csv
 import io
@@ -6,6 +6,7 @@ import re
 
 from rich.console import Console
 
+from whitenedcse import console
 from whitenedcse.console import Grid, as_csv, as_latex, as_markdown, printed, say
 
 AWKWARD = ["a & b", "50 %", "mean_L1", "#1", "$5 {x}", "a\\b", "[nli] x", "*star", "a|b", "x < y > z", "~^"]
@@ -17,10 +18,10 @@ MADE = GRID._replace(notes=[f"to make row_1; row & 2:\n  {COMMAND}"])
 
 
 def shown(grid, width):
-    console = Console(width=width, file=io.StringIO(), color_system=None)
+    terminal = Console(width=width, file=io.StringIO(), color_system=None)
     for part in printed(grid):
-        console.print(part)
-    return console.file.getvalue().splitlines()
+        terminal.print(part)
+    return terminal.file.getvalue().splitlines()
 
 
 def unescaped(markdown):
@@ -96,3 +97,17 @@ def test_latex_sets_signs_as_mathematics_and_the_best_of_a_column_in_bold():
     text = as_latex(Grid("t", ("", "x", "y"), rows, (), (1, 2), best=[1]))
     assert r"a-1 & 72.61 $\pm$ 0.30 & $-0.5$ \\" in text
     assert r"b & \textbf{73.2 $\pm$ 1} & $+1.5$ \\" in text and text.count("textbf") == 1
+
+
+def test_a_pipe_gets_lines_on_the_standard_error_with_the_speed_since_the_beginning(monkeypatch, capsys):
+    monkeypatch.setattr(console, "SECONDS", 0)
+    with console.pace("encoded", 1000, before=800) as more:
+        more(100)
+    out = capsys.readouterr()
+    assert out.out == "" and "encoded:  90%" in out.err and "900/1000" in out.err
+
+
+def test_short_work_says_nothing(capsys):
+    with console.pace("encoded", 2) as more:
+        more(2)
+    assert capsys.readouterr() == ("", "")

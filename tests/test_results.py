@@ -1,15 +1,47 @@
-"""The claim's study: its statistics, the order of its runs, and what its table says of made-up runs."""
+"""What results/ concludes: its statistics against SciPy, and its pages against the committed runs.
+
+README.md, docs/ and results/*/README.md must hold what results/conclusions.py makes; the study's tables and
+differences are computed again here, from runs.tar.xz.
+"""
+
+import json
+import re
+import tarfile
+from statistics import fmean, stdev
 
 import numpy as np
 import pytest
+from programs import ROOT
 from scipy import stats
 
-from results import paired
+from results import conclusions, paired
 from results.claim import collect, drive, memory, table
 from results.claim import readouts as readouts_module
 from results.lab import answers as lab
 
 TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
+AS_IS, AFTER = "as it is", "whitened (training)"
+
+
+def average(run, row=AS_IS):
+    """The average of seven tests in a row of scores.json."""
+    (found,) = (each["sts"]["tasks"] for each in run["rows"] if each["name"] == row)
+    return fmean(found[task]["all"] for task in TASKS)
+
+
+def difference(first, second):
+    """Mean, interval and p of paired values."""
+    test = stats.ttest_rel(first, second)
+    return fmean(first) - fmean(second), *test.confidence_interval(), test.pvalue
+
+
+def by_holm(p):
+    """p values by key, corrected."""
+    corrected, largest = {}, 0.0
+    for rank, key in enumerate(sorted(p, key=p.get)):
+        largest = max(largest, min(1, (len(p) - rank) * p[key]))
+        corrected[key] = largest
+    return corrected
 
 
 def test_the_bound_is_where_two_one_sided_tests_reach_five_percent():
@@ -111,3 +143,97 @@ def test_a_readout_is_what_whitening_by_hand_gives():
     for name, y in (("mean first+last", x), ("mean first+last k=4 shrinkage=0.3", white)):
         cosines = [y[i] @ y[j] / np.linalg.norm(y[i]) / np.linalg.norm(y[j]) for i, j in sides.T]
         assert found[name]["STS12"] == pytest.approx(100 * stats.spearmanr(cosines, gold).statistic, abs=1e-6)
+
+
+# the laboratory
+
+
+def test_a_question_is_answered_by_paired_t_tests_corrected_over_both_encoders():
+    found, runs, tests = lab.asked("during"), lab.runs(), {}
+    for i, (one, other) in enumerate((("sgw", "simcse"), ("whitenedcse", "multi_positive"))):
+        for encoder in lab.ENCODERS:
+            a = [average(runs[encoder, one, seed]) for seed in range(5)]
+            b = [average(runs[encoder, other, seed], AFTER) for seed in range(5)]
+            tests[i, encoder] = difference(a, b)
+    corrected = by_holm({key: test[-1] for key, test in tests.items()})
+    assert tests.keys() == found.keys()
+    for key, (d, p) in found.items():
+        np.testing.assert_allclose([d.difference, d.low, d.high, p], [*tests[key][:3], corrected[key]])
+
+
+def test_the_interval_of_a_correlation_is_that_of_a_loop(monkeypatch):
+    monkeypatch.setattr(lab, "DRAWS", 40)
+    x, y = np.random.default_rng(3).normal(size=(2, 7))
+    x[0] = x[1]
+    draws = np.random.default_rng(0).integers(0, 7, (40, 7))
+    every = [stats.spearmanr(x[draw], y[draw]).statistic for draw in draws]
+    expected = [stats.spearmanr(x, y).statistic, *np.nanquantile(every, [0.025, 0.975])]
+    np.testing.assert_allclose(lab.interval(list(x), list(y)), expected)
+
+
+# the study
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """scores.json of the study by system, in the order of the seeds."""
+    with tarfile.open(ROOT / "results/study/runs.tar.xz") as tar:
+        found = [json.load(tar.extractfile(m)) for m in tar if m.name.endswith("/scores.json")]
+    systems = dict.fromkeys(run["system"] for run in found)
+    every = {name: [run for run in found if run["system"] == name] for name in systems}
+    return {name: sorted(runs, key=lambda run: run["seed"]) for name, runs in every.items()}
+
+
+def cells(heading):
+    """The first table of the study's page with this heading of a column: {row: {column: cell}}."""
+    for found in re.findall(r"(?:^\|.*\n)+", (ROOT / "results/study/README.md").read_text(), flags=re.M):
+        head, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in found.splitlines())
+        if heading in head:
+            return {line[0]: dict(zip(head, line, strict=True)) for line in lines}
+    raise AssertionError(f"no table has a column {heading}")
+
+
+def mean_sd(values):
+    return f"{fmean(values):.2f} ± {stdev(values):.2f}"
+
+
+@pytest.mark.slow
+def test_a_page_concludes_what_the_committed_runs_show():
+    """Else: python -m results.conclusions."""
+    for page in conclusions.BLOCKS:
+        assert (ROOT / page).read_text().split() == conclusions.written(page).split(), page
+
+
+def test_like_stands_beside_like(runs):
+    for v, plain, white in ((2, "simcse", "sgw"), (3, "multi_positive", "whitenedcse")):
+        during = [average(run) for run in runs[white]]
+        expected = {"whitening while training": mean_sd(during)}
+        for name, row in (("no whitening", AS_IS), ("whitening afterwards", AFTER)):
+            other = [average(run, row) for run in runs[plain]]
+            mean, low, high, p = difference(during, other)
+            sure = "" if low > 0 or high < 0 else ", n.s."
+            expected[name] = mean_sd(other)
+            said = f"{mean:+.2f} ({low:+.2f} .. {high:+.2f}, p {p:.2g}{sure})"
+            expected[f"while training minus {name}"] = said
+        table = cells(f"v = {v}")
+        assert {name: table[name][f"v = {v}"] for name in expected} == expected
+
+
+def test_all_systems_have_their_scores_and_their_differences_by_holm(runs):
+    table = {name.split("`")[1]: row for name, row in cells("p (Holm)").items() if "`" in name}
+    assert set(table) == set(runs) and sum(map(len, runs.values())) == 40
+    scores = {name: [average(run) for run in every] for name, every in runs.items()}
+    tests = {name: difference(x, scores["simcse"]) for name, x in scores.items() if name != "simcse"}
+    for name, p in by_holm({name: test[-1] for name, test in tests.items()}).items():
+        mean, low, high, _ = tests[name]
+        assert table[name]["difference from SimCSE"] == f"{mean:+.2f}"
+        assert table[name]["95 % interval"] == f"{low:+.2f} .. {high:+.2f}"
+        assert table[name]["p (Holm)"] == f"{p:.2g}"
+    for name, row in table.items():
+        best = [run["dev"]["values_best"] for run in runs[name]]
+        assert row["average of seven tests"] == mean_sd(scores[name])
+        for after in ("whitened (target)", AFTER):
+            assert row[after] == mean_sd([average(run, after) for run in runs[name]])
+        assert row["dev best"] == mean_sd([run["dev"]["best"] for run in runs[name]])
+        assert row["alignment"] == f"{fmean(x['dev/alignment'] for x in best):.3f}"
+        assert row["uniformity"] == f"{fmean(x['dev/uniformity'] for x in best):.2f}"

@@ -1,6 +1,7 @@
 """A model of any library gives the vectors that it would by itself."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,33 +10,19 @@ from encoders import SENTENCES, embedder_of
 
 from whitenedcse.app.evaluate import require_model as found
 from whitenedcse.app.evaluate import source_of as opened
-from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling, requested
 from whitenedcse.model.layers import Wanted, vectors
 from whitenedcse.model.sentence_transformers import ForeignModules
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.setenv("WHITENEDCSE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def plain(bert, here):
-    """A plain encoder in a directory."""
-    bert.backbone.save_pretrained(here / "plain")
-    bert.tokenizer.save_pretrained(here / "plain")
-    return str(here / "plain")
+pytestmark = pytest.mark.usefixtures("with_bert")
 
 
 @pytest.mark.parametrize("embedding", ["encoder", "dense", "head"])
-def test_a_checkpoint_gives_its_own_embedding_and_any_other_pooling_of_its_encoder(bert, here, embedding):
+def test_a_checkpoint_gives_its_own_embedding_and_any_other_pooling_of_its_encoder(bert, embedding):
     own = embedder_of(bert, kind="mean", layers=(1, -1), embedding=embedding)
-    checkpoint.save(own, here / "best")
-    source = opened(str(here / "best"), None)
+    own.save("best")
+    source = opened("best", None)
     wanted = Wanted([None, Pooling(kind="cls", layers=[2]), Pooling(kind="mean", layers=[-1])])
     (x, cls, mean), _ = vectors(source, SENTENCES, wanted)
     assert source.pooling == "mean over layers [1, -1]"
@@ -44,14 +31,14 @@ def test_a_checkpoint_gives_its_own_embedding_and_any_other_pooling_of_its_encod
     assert mean == pytest.approx(embedder_of(bert, kind="mean", layers=(-1,)).encode(SENTENCES), abs=1e-5)
 
 
-def test_the_checkpoints_own_pooler_is_applied(bert, plain):
-    source = opened(plain, Pooling(kind="pooler", layers=[-1]))
+def test_the_checkpoints_own_pooler_is_applied(bert):
+    source = opened("bert", Pooling(kind="pooler", layers=[-1]))
     (x,), _ = vectors(source, SENTENCES, Wanted([None]))
     assert x == pytest.approx(embedder_of(bert, kind="pooler").encode(SENTENCES), abs=1e-5)
 
 
-def test_length_extra_and_every_layer_reach_the_planes(bert, plain):
-    source = opened(plain, Pooling(kind="mean", layers=[-1]))
+def test_length_extra_and_every_layer_reach_the_planes(bert):
+    source = opened("bert", Pooling(kind="mean", layers=[-1]))
     wanted = Wanted([Pooling(kind="mean", layers=[1])], max_length=5, extra=0.5, every=True)
     (x,), planes = vectors(source, SENTENCES, wanted)
     assert planes.layers == (0, 1, 2, 3) and np.shape(planes.kinds["mean"])[:2] == (4, len(SENTENCES))
@@ -60,16 +47,16 @@ def test_length_extra_and_every_layer_reach_the_planes(bert, plain):
     assert x == pytest.approx(short.encode(SENTENCES) * 5 / 5.5, abs=1e-5)
 
 
-def test_bf16_reaches_the_encoder(bert, plain):
-    source = opened(plain, Pooling(kind="mean", layers=[-1]))
+def test_bf16_reaches_the_encoder(bert):
+    source = opened("bert", Pooling(kind="mean", layers=[-1]))
     (x,), _ = vectors(source, SENTENCES, Wanted([None], bf16=True))
     own = embedder_of(bert, kind="mean", layers=(-1,))
     assert x == pytest.approx(own.encode(SENTENCES, bf16=True), abs=1e-5)
     assert np.abs(x - own.encode(SENTENCES)).mean() > 5e-6
 
 
-def test_a_python_function_is_imported_from_here_and_called_once(here, monkeypatch):
-    (here / "mine.py").write_text(
+def test_a_python_function_is_imported_from_here_and_called_once():
+    Path("mine.py").write_text(
         "calls = []\ndef encode(s):\n    calls.append(s)\n    return [[len(t), 1] for t in s]\n"
     )
     found("mine:encode")
@@ -86,16 +73,16 @@ def test_a_python_function_is_imported_from_here_and_called_once(here, monkeypat
 
 
 @pytest.mark.filterwarnings("ignore")  # that library's own
-def test_modules_that_only_sentence_transformers_knows_are_left_to_it(bert, plain, here):
+def test_modules_that_only_sentence_transformers_knows_are_left_to_it(bert):
     from sentence_transformers import SentenceTransformer, models
 
-    layers = models.Transformer(plain), models.Pooling(bert.width, pooling_mode="mean")
+    layers = models.Transformer("bert"), models.Pooling(bert.width, pooling_mode="mean")
     dense = models.Dense(bert.width, 5, activation_function=torch.nn.ReLU())
-    SentenceTransformer(modules=[*layers, dense]).save(str(here / "theirs"))
+    SentenceTransformer(modules=[*layers, dense]).save("theirs")
     with pytest.raises(ForeignModules):
-        Embedder.load(str(here / "theirs"))
-    (x,), _ = vectors(opened(str(here / "theirs"), None), SENTENCES, Wanted([None]))
-    assert x == pytest.approx(SentenceTransformer(str(here / "theirs")).encode(SENTENCES), abs=1e-6)
+        Embedder.load("theirs")
+    (x,), _ = vectors(opened("theirs", None), SENTENCES, Wanted([None]))
+    assert x == pytest.approx(SentenceTransformer("theirs").encode(SENTENCES), abs=1e-6)
     assert x.shape == (len(SENTENCES), 5)
 
 
