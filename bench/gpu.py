@@ -46,6 +46,7 @@ from bench.peers import Loop, Work, composed, sentence_transformers, settings, s
 from whitenedcse.app.train import built
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.sources import MNLI, SIMCSE, SNLI
+from whitenedcse.distributed import end_with_parent
 from whitenedcse.evaluation.tasks import task
 from whitenedcse.model import checkpoint
 from whitenedcse.model.attention import Settings, attention, bounds, planned, scale, unpadded_attention
@@ -56,7 +57,7 @@ from whitenedcse.training.monitor import BASELINES, DevSet
 from whitenedcse.training.trainer import SYNCED, Checkpoints, Safekeeping
 
 ROOT = Path(__file__).parents[1]
-SERVER = "forkserver"  # which has imported what takes long, and started neither threads nor CUDA
+SPARE = 7  # processes of `f_resume` and `h_two`
 EPOCH, EVALUATIONS = 1_000_000, 125  # sentences and evaluations of the main job
 WARM, TURN = 3, 6  # steps that come first, and of a turn: one whose host time is taken, and the others
 UNSHUFFLED = ("head=group", "loss.temperature=0.5")  # a device draws other permutations than the CPU
@@ -79,11 +80,33 @@ SHAPE = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "i
 TINY = Size(SHAPE, 1_000, 8, (8,), 2, 40)
 
 
+class Spare:
+    """Processes that were forked when all was imported, but neither threads nor CUDA had been started."""
+
+    def __init__(self) -> None:
+        self.pipes = [mp.Pipe() for _ in range(SPARE)]
+        kind = mp.get_context("fork")
+        self.free = [kind.Process(target=self.wait, args=(pipe[1],), daemon=True) for pipe in self.pipes]
+        for process in self.free:
+            process.start()
+
+    def wait(self, pipe: Any) -> None:
+        """In the new process: call what comes first."""
+        end_with_parent()
+        function, arguments = pipe.recv()
+        function(*arguments)
+
+    def call(self, function: Callable[..., None], *arguments: Any) -> Any:
+        """The process that calls this function."""
+        self.pipes.pop()[0].send((function, arguments))
+        return self.free.pop()
+
+
 class Bench:
     """What the stages share: a folder with encoders and a corpus, the size, and what was found so far."""
 
-    def __init__(self, folder: Path, gpu: bool) -> None:
-        self.folder, self.gpu, self.size = folder, gpu, BASE if gpu else TINY
+    def __init__(self, folder: Path, gpu: bool, spare: Spare) -> None:
+        self.folder, self.gpu, self.size, self.spare = folder, gpu, BASE if gpu else TINY, spare
         self.found, self.held = dict[str, Any](), 0
         self.precision = "bf16-mixed" if gpu else "32-true"
         lines = (ROOT / "data/quickstart/sentences.txt").read_text().splitlines()[: self.size.sentences]
@@ -391,17 +414,17 @@ def f_resume(bench: Bench) -> Any:
 
     And what it costs to save and to evaluate.
     """
-    said = {"whole": ended(started(bench, "whole"))}
+    whole = started(bench, "whole")
+    if bench.gpu:
+        whole[0].join()  # on the CPU times mean nothing, and both run beside each other
     job, file = started(bench, "stopped")
     while job.is_alive() and f"step {bench.size.steps // 2}:" not in file.read_text():
         time.sleep(0.02)
     os.kill(job.pid or 0, signal.SIGTERM)
-    said["stopped"] = ended((job, file))
+    said = {"whole": ended(whole), "stopped": ended((job, file))}
     said["resumed"] = ended(started(bench, "stopped"))
-    whole, again = (
-        load_file(bench.folder / name / "best/model.safetensors") for name in ("whole", "stopped")
-    )
-    most = max(float((whole[name] - again[name]).abs().max()) for name in whole)
+    one, other = (load_file(bench.folder / name / "best/model.safetensors") for name in ("whole", "stopped"))
+    most = max(float((one[name] - other[name]).abs().max()) for name in one)
     return said | {"largest difference of weights": most} | costs(bench)
 
 
@@ -412,9 +435,7 @@ def started(bench: Bench, name: str, *words: str) -> tuple[Any, Path]:
     own += [f"hydra.run.dir={bench.folder / name}", *words]
     argv = ["train.py", "+experiment=bert_base", *settings(work, bench.precision, *own)]
     file.write_text("")
-    job = mp.get_context(SERVER).Process(target=program, args=(argv, file))
-    job.start()
-    return job, file
+    return bench.spare.call(program, argv, file), file
 
 
 def program(argv: list[str], file: Path) -> None:
@@ -500,7 +521,8 @@ def h_two(bench: Bench) -> Any:
     work = bench.work(bench.size.small, 2, encoder="still")
     batch = batch_of(work)
     _, wanted, _ = one_step(work, "32-true", batch, work.device)
-    mp.start_processes(rank_step, (work, batch, bench.folder), nprocs=2, start_method=SERVER)
+    for rank in [bench.spare.call(rank_step, rank, work, batch, bench.folder) for rank in range(2)]:
+        rank.join()
     found: dict[str, Any] = {"gradient": apart(torch.load(bench.folder / "grads.pt"), wanted)}
     words = ["trainer.devices=2", "loss._target_=bench.gpu.Failing"]
     times = {"raises": 600, "sleeps": 10}  # seconds that the other rank waits
@@ -557,17 +579,16 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="a try on the CPU, at a tiny size")
     parser.add_argument("--only", default="".join(STAGES), help="some of the stages, such as abc")
     parser.add_argument("--minutes", type=float, default=10, help="after which no stage begins")
-    options = parser.parse_args()
+    options, spare = parser.parse_args(), Spare()
     if not options.cpu and not torch.cuda.is_available():
         parser.error("there is no GPU here; --cpu tries the stages")
     if options.cpu:
         torch.set_num_threads(1)
     silence()
-    mp.set_forkserver_preload(["bench.peers", "whitenedcse.app.train", "whitenedcse.training.trainer"])
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["WHITENEDCSE_CACHE"] = f"{folder}/cache"
-        bench = Bench(Path(folder), not options.cpu)
+        bench = Bench(Path(folder), not options.cpu, spare)
         for name in options.only:
             since = time.perf_counter()
             if since - began > 60 * options.minutes:

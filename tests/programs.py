@@ -225,7 +225,7 @@ def ran(address, command, cwd, environment, files, prepared=""):
     if prepared:
         module, _, name = prepared.partition(":")
         getattr(importlib.import_module(module), name)()
-    PROGRAMS.get(command[0], script)(command, forking(address, cwd, files))
+    PROGRAMS.get(command[0], script)(command, forking(address))
 
 
 def placed(environment):
@@ -269,8 +269,10 @@ def code(command, forks):
 PROGRAMS = {"whitenedcse": whitenedcse, "torchrun": torchrun, "-c": code}
 
 
-def forking(address, cwd, files):
+def forking(address, files=()):
     """Stands for `subprocess` in torchrun's agent: each rank is a fork of the server's.
+
+    files: where it writes, if not where this process does.
 
     In the file that RANKS names, where it does, each process id follows the last.
     """
@@ -278,8 +280,9 @@ def forking(address, cwd, files):
     def rank(args, *, env, stdout, stderr, start_new_session):
         words = [word for word in args[1:] if word != "-u"]
         command = ["whitenedcse", *words[2:]] if words[:2] == ["-m", "whitenedcse.app.cli"] else words
-        own = [stream.name if stream else file for stream, file in zip((stdout, stderr), files, strict=True)]
-        process = Forked(address, command, cwd, NEW | dict(env), own)
+        ours = files or [os.readlink(f"/proc/self/fd/{number}") for number in (1, 2)]
+        own = [stream.name if stream else file for stream, file in zip((stdout, stderr), ours, strict=True)]
+        process = Forked(address, command, os.getcwd(), NEW | dict(env), own)
         if "RANKS" in env:
             with open(env["RANKS"], "a") as ids:
                 ids.write(f"{process.pid}\n")

@@ -227,7 +227,7 @@ def test_ctrl_c_after_training_or_in_an_evaluation_says_what_comes_next(home, mo
 
 @pytest.mark.slow
 def test_two_devices_are_two_processes_as_of_the_command(home, monkeypatch):
-    ranks = forking(server(), str(home), [str(home / "said")] * 2)
+    ranks = forking(server(), [str(home / "said")] * 2)
     agent = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
     monkeypatch.setattr(f"{agent}.Popen", ranks.Popen)
     more = {"trainer.accelerator": "cpu", "trainer.max_steps": 3}

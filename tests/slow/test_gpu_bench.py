@@ -1,19 +1,16 @@
 """bench.gpu at its tiny size: every stage gives what bench/gpu.md says must hold, but times."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from programs import started
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     out = tmp_path_factory.mktemp("gpu") / "out.json"
-    subprocess.run([sys.executable, "-m", "bench.gpu", out, "--cpu"], cwd=ROOT, check=True, timeout=600)
+    done = started("bench/gpu.py", out, "--cpu", cwd=out.parent, seconds=600)
+    assert done.returncode == 0, done.stderr
     return json.loads(out.read_text())
 
 

@@ -7,13 +7,18 @@ import os
 import random
 import signal
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from encoders import SENTENCES
 from programs import alive, until
-from test_resume import ROOT, RUN, finished, home, last_step, outcome, started  # noqa: F401  home is a fixture
+from test_resume import ROOT, finished, home, last_step, outcome, started  # noqa: F401  home is a fixture
+from test_scripts import TINY
 
-TRAIN = [str(ROOT / "train.py"), *RUN, "data.sample=512", "trainer.max_epochs=5", "monitor.every=10"]
+TRAIN = [str(ROOT / "train.py"), *TINY, "data=file", "data.corpus=c.txt", "data.batch_size=16"]
+TRAIN += ["trainer.max_steps=40", "monitor.every=10", "monitor.dev=p.tsv", "tasks.names=[p.tsv]"]
+TRAIN += ["checkpoint_every=0"]
 WRITES = ("", "checkpoints/draft*", "", ".best*", "checkpoints/.draft*", ".scores.json*")  # "": any moment
 VICTIMS = ("all", "front", "rank 1", "rank 0")
 
@@ -22,6 +27,9 @@ VICTIMS = ("all", "front", "rank 1", "rank 0")
 def unkilled(home):  # noqa: F811
     """For one process and for two: what a run ends with."""
     known = {}
+    (home / "c.txt").write_text("".join(f"{a} {b}\n" for a in SENTENCES for b in SENTENCES))
+    pairs = [f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(pairwise(SENTENCES))]
+    (home / "p.tsv").write_text("score\tsentence1\tsentence2\n" + "".join(pairs))
 
     def run(processes):
         if processes not in known:
