@@ -240,8 +240,21 @@ def test_lives_may_be_many_and_short(train, whole, tmp_path):
     assert same(train(tmp_path / "cut"), whole())
 
 
-RUN = [*TINY, "data.sample=1024", "monitor.every=80", "trainer.max_epochs=10"]  # 16 steps an epoch
-RUN += ["checkpoint_every=0"]  # as often as a fiftieth of the time allows; after the first step in any case
+def few(folder, steps):
+    """The words for so many steps on 64 sentences and for 32 pairs, which are written to a folder."""
+    rows = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
+    (folder / "c.txt").write_text("\n".join(rows))
+    pairs = [f"{i % 6}\t{a}\t{b}\n" for i, (a, b) in enumerate(zip(rows[::2], rows[1::2], strict=True))]
+    (folder / "p.tsv").write_text("score\tsentence1\tsentence2\n" + "".join(pairs))
+    words = ["data=file", f"data.corpus={folder / 'c.txt'}", "data.batch_size=16", "checkpoint_every=0"]
+    words += [f"monitor.dev={folder / 'p.tsv'}", f"tasks.names=[{folder / 'p.tsv'}]"]
+    return [
+        *TINY,
+        *words,
+        f"trainer.max_steps={steps}",
+        "trainer.max_epochs=99",
+        f"monitor.every={steps // 2}",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -281,7 +294,7 @@ def amid(home, name, *arguments, **environment):
     """A run as soon as this life of it has written a checkpoint."""
     folder = home / "outputs" / name / "checkpoints"
     before = last_step(folder)
-    words = [str(ROOT / "train.py"), *RUN, *arguments, f"run={name}"]
+    words = [str(ROOT / "train.py"), *arguments, f"run={name}"]
     with started(home, *words, **environment) as process:
         until(lambda: last_step(folder) > before or process.poll() is not None, 600)
         assert process.poll() is None, (home / "said").read_text()
@@ -308,14 +321,15 @@ def test_a_run_that_is_killed_stopped_and_forced_on_ends_with_the_bits_of_one_th
     monkeypatch.chdir(home)
     monkeypatch.setenv("WHITENEDCSE_CACHE", str(home / "cache"))
     monkeypatch.setattr(files, "SECONDS", 0.1)
+    words = few(home, 160)
 
     def refused(*arguments):
         monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # a start sets it
-        return refusal("train", *RUN, "run=cut", *arguments)
+        return refusal("train", *words, "run=cut", *arguments)
 
-    assert finished(home, str(ROOT / "train.py"), *RUN, "run=whole") == f"run: {home / 'outputs' / 'whole'}"
+    assert finished(home, str(ROOT / "train.py"), *words, "run=whole") == f"run: {home / 'outputs' / 'whole'}"
 
-    with amid(home, "cut") as process:
+    with amid(home, "cut", *words) as process:
         process.send_signal(signal.SIGSTOP)  # it lives, and the directory is its own
         line = refused()
         assert line.startswith(
@@ -330,7 +344,7 @@ def test_a_run_that_is_killed_stopped_and_forced_on_ends_with_the_bits_of_one_th
     stops[signal.SIGUSR1] = ["monitor.patience=99"]
     for number, arguments in stops.items():
         before = last_step(run / "checkpoints")
-        with amid(home, "cut", *arguments, SLURM_JOB_ID="7") as process:
+        with amid(home, "cut", *words, *arguments, SLURM_JOB_ID="7") as process:
             process.send_signal(number)
             assert process.wait(60) == 128 + number
         said = (home / "said").read_text()
@@ -341,7 +355,7 @@ def test_a_run_that_is_killed_stopped_and_forced_on_ends_with_the_bits_of_one_th
         assert not (run / "scores.json").exists()
     assert (home / "asked").read_text() == "requeue 7\n"  # for SIGUSR1 alone
 
-    finished(home, str(ROOT / "train.py"), *RUN, "run=cut", "monitor.patience=99")
+    finished(home, str(ROOT / "train.py"), *words, "run=cut", "monitor.patience=99")
     assert outcome(run) == outcome(home / "outputs" / "whole")
     assert [path.name for path in run.glob("*.new")] == []
     again = json.loads((run / "versions.json").read_text())["resumed"]
@@ -352,9 +366,9 @@ def test_a_run_that_is_killed_stopped_and_forced_on_ends_with_the_bits_of_one_th
 def test_so_does_a_run_of_two_processes_of_which_one_is_killed(home):
     """That ranks end with their agent is in tests/test_place.py."""
     torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2"]
-    two = ["data.sample=512", "trainer.max_epochs=5", "monitor.every=20"]  # 40 steps
-    finished(home, *torchrun, str(ROOT / "train.py"), *RUN, *two)
-    (whole,) = set((home / "outputs").glob("quickstart-*"))  # both ranks agreed on a name
+    two = few(home, 80)
+    finished(home, *torchrun, str(ROOT / "train.py"), *two)
+    (whole,) = set((home / "outputs").glob("c-*"))  # both ranks agreed on a name
     assert (home / "said").read_text().count("best checkpoint: ") == 1  # the first alone speaks
 
     with amid(home, "two", *two, "trainer.devices=2", RANKS=home / "ranks") as front:
@@ -369,13 +383,13 @@ def test_so_does_a_run_of_two_processes_of_which_one_is_killed(home):
         " the same command with run=two resumes"
     ]
 
-    finished(home, str(ROOT / "train.py"), *RUN, *two, "trainer.devices=2", "run=two")
+    finished(home, str(ROOT / "train.py"), *two, "trainer.devices=2", "run=two")
     assert outcome(home / "outputs" / "two") == outcome(whole)
 
 
 @pytest.mark.slow
 def test_a_loss_that_is_no_number_ends_the_run_at_the_last_good_checkpoint(tmp_path, refusal):
-    line = refusal("train", *RUN, "data.sample=128", "optim.lr=1e30", "run=bad")
+    line = refusal("train", *TINY, "data.sample=128", "checkpoint_every=0", "optim.lr=1e30", "run=bad")
     rows = ", ".join(map(str, np.random.default_rng([42, 0]).permutation(128)[64:69]))
     assert line.startswith(f"error: the loss of step 2 is not finite (epoch 0, batch 1, first rows {rows} of")
     assert "the checkpoint of step 1 stays. A lower optim.lr" in line

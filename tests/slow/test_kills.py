@@ -7,34 +7,30 @@ import os
 import random
 import signal
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from encoders import SENTENCES
 from programs import alive, until
-from test_resume import ROOT, finished, home, last_step, outcome, started  # noqa: F401  home is a fixture
-from test_scripts import TINY
+from test_resume import ROOT, few, finished, home, last_step, outcome, started  # noqa: F401  home is a fixture
 
-TRAIN = [str(ROOT / "train.py"), *TINY, "data=file", "data.corpus=c.txt", "data.batch_size=16"]
-TRAIN += ["trainer.max_steps=40", "monitor.every=10", "monitor.dev=p.tsv", "tasks.names=[p.tsv]"]
-TRAIN += ["checkpoint_every=0"]
 WRITES = ("", "checkpoints/draft*", "", ".best*", "checkpoints/.draft*", ".scores.json*")  # "": any moment
 VICTIMS = ("all", "front", "rank 1", "rank 0")
+
+
+def command(home):  # noqa: F811
+    """train.py for 80 steps, evaluated four times; a kill comes in the first half, or at the end."""
+    return [str(ROOT / "train.py"), *few(home, 80), "monitor.every=20"]
 
 
 @pytest.fixture(scope="module")
 def unkilled(home):  # noqa: F811
     """For one process and for two: what a run ends with."""
     known = {}
-    (home / "c.txt").write_text("".join(f"{a} {b}\n" for a in SENTENCES for b in SENTENCES))
-    pairs = [f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(pairwise(SENTENCES))]
-    (home / "p.tsv").write_text("score\tsentence1\tsentence2\n" + "".join(pairs))
 
     def run(processes):
         if processes not in known:
             name = f"unkilled-{processes}"
-            finished(home, *TRAIN, f"trainer.devices={processes}", f"run={name}")
+            finished(home, *command(home), f"trainer.devices={processes}", f"run={name}")
             known[processes] = outcome(home / "outputs" / name)
         return known[processes]
 
@@ -54,10 +50,10 @@ def test_a_killed_run_ends_as_one_that_is_not(home, unkilled, number):  # noqa: 
     write, victims = WRITES[number // 2 % len(WRITES)], VICTIMS[number // 2 % len(VICTIMS)]
     whole = unkilled(processes)
     run, ranks = home / "outputs" / f"round-{number}", home / f"ranks-{number}"
-    words = [*TRAIN, f"trainer.devices={processes}", f"run={run.name}"]
+    words = [*command(home), f"trainer.devices={processes}", f"run={run.name}"]
     with started(home, *words, RANKS=ranks) as front:
         ended = lambda: front.poll() is not None  # noqa: E731
-        step = draw.randrange(40) if write != ".scores.json*" else 40
+        step = draw.randrange(40) if write != ".scores.json*" else 80
         until(lambda: ended() or logged(run) >= step, 600)
         time.sleep(draw.uniform(0, 0.1))
         until(lambda: ended() or not write or any(run.glob(write)), 600)
