@@ -233,13 +233,6 @@ def test_a_run_that_patience_ended_trains_no_further(train, whole, tmp_path, hoo
     assert same(train(tmp_path / "cut", **settings), whole(**settings))
 
 
-@pytest.mark.slow
-def test_lives_may_be_many_and_short(train, whole, tmp_path):
-    for steps in range(1, 15, 2):
-        assert train(tmp_path / "cut", "on_train_batch_end", steps) is None
-    assert same(train(tmp_path / "cut"), whole())
-
-
 def few(folder, steps):
     """The words for so many steps on 64 sentences and for 32 pairs, which are written to a folder."""
     rows = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]

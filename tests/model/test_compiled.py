@@ -4,7 +4,8 @@ import lightning
 import pytest
 import torch
 
-from whitenedcse.model import attention, packed
+from whitenedcse.model import packed
+from whitenedcse.model.attention import bounds
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.scratch import small_bert
 from whitenedcse.ragged import ragged
@@ -14,18 +15,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what PyTorch's compiler say
 ROWS = [[2, 5, 6, 3], [2, 7, 3], [2, 8, 9, 10, 11, 3], [2, 9, 3]]
 
 
-def on_gpu(batch, heads, seed):
-    """The layout that a batch has on a GPU."""
-    return packed.Layout(batch, None, None, len(batch.ids), batch.n, None, attention.bounds(batch), 0)
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """The layout of a batch is that of a GPU."""
+def test_layers_of_any_length_are_one_graph_and_those_of_first_tokens_another(monkeypatch):
+    on_gpu = lambda b, *_: packed.Layout(b, None, None, len(b.ids), b.n, None, bounds(b), 0)  # noqa: E731
     monkeypatch.setattr(packed, "laid_out", on_gpu)
-
-
-def test_layers_of_any_length_are_one_graph_and_those_of_first_tokens_another(gpu, monkeypatch):
     graphs = []
 
     def noted(module, inputs):
@@ -41,32 +33,6 @@ def test_layers_of_any_length_are_one_graph_and_those_of_first_tokens_another(gp
         found.sum().backward()
         assert found.shape == (1, len(rows), 32)
     assert len(graphs) == 2
-
-
-@pytest.mark.slow
-def test_compiled_layers_give_the_states_and_gradients_of_plain_ones(gpu, monkeypatch):
-    def attended(q, k, v, *, heads, p, bounds):
-        starts = bounds.tokens if len(q) == len(k) else bounds.firsts
-        own = torch.bucketize(torch.arange(len(q)), starts[1:], right=True)
-        other = torch.bucketize(torch.arange(len(k)), bounds.tokens[1:], right=True)
-        q, k, v = (x.unflatten(-1, (heads, -1)).transpose(0, 1) for x in (q, k, v))
-        scores = q @ k.mT / q.shape[-1] ** 0.5
-        weights = scores.masked_fill(own[:, None] != other, -torch.inf).softmax(-1)
-        return (weights @ v).transpose(0, 1).flatten(-2)
-
-    monkeypatch.setattr(packed, "unpadded_attention", attended)
-    monkeypatch.setattr(packed, "prefers_onednn", lambda: False)  # which is for CPUs alone
-    bert = small_bert(vocabulary=200, layers=3, width=32, heads=2).backbone.eval()
-    found = {}
-    for compiled in (False, True):
-        bert.zero_grad()
-        states = packed.hidden(bert, ragged(ROWS), [1, 3], first=True, compiled=compiled)
-        (states * torch.linspace(-1, 1, states.numel()).view(states.shape)).sum().backward()
-        weights = [w for w in bert.parameters() if w.grad is not None]
-        found[compiled] = [states.detach(), *(w.grad.clone() for w in weights)]
-    for plain, fast in zip(found[False], found[True], strict=True):
-        # the exact gradient of a key's bias is zero
-        assert (fast - plain).abs().max() <= 2e-6 * plain.abs().max() + 1e-9
 
 
 def test_layers_are_not_compiled_on_a_cpu():

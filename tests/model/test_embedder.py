@@ -287,14 +287,3 @@ def test_a_default_embedder_computes_nothing_of_a_bert_and_little_of_others(enco
     other.forward = lambda *given, **more: calls.append(1) or forward(*given, **more)
     Embedder(encoder=other), Embedder(encoder=other, pooling="cls")
     assert len(calls) == 2  # two sentences, once
-
-
-def test_an_encoder_that_is_handed_in_stays_as_it_was(bert):
-    weights = [weight.requires_grad for weight in bert.parameters()]
-    embedder = Embedder(encoder=bert, pooling=Pooling("mean", [1]))
-    assert [weight.requires_grad for weight in bert.parameters()] == weights and all(weights)
-    names = {id(weight): name for name, weight in bert.backbone.named_parameters()}
-    pooler, idle = {"pooler.dense.weight", "pooler.dense.bias"}, {names[id(w)] for w in embedder.unread()}
-    assert {name.split(".")[2] for name in idle if "layer" in name} == {"1", "2"}
-    assert {name for name in idle if "layer" not in name} == pooler
-    assert {names[id(weight)] for weight in embedder.unread(layers=False)} == pooler

@@ -24,11 +24,10 @@ def test_without_a_number_it_is_what_was_started(monkeypatch, rank, world, local
     assert (made.global_rank, made.local_rank) == (rank, rank % local)
 
 
-def test_alone_it_is_one_and_a_number_is_that_number(monkeypatch):
-    for name in (*ALONE, "SLURM_NTASKS"):
-        monkeypatch.delenv(name, raising=False)
+def test_alone_it_is_one_and_a_number_is_that_number_with_checkpoints_of_ours():
     assert trainer().num_devices == 1
     assert trainer(devices=2).num_devices == 2
+    assert isinstance(trainer(devices=1).strategy.checkpoint_io, Checkpoints)
 
 
 def test_srun_with_a_number_of_tasks_in_all_is_told_what_to_say(monkeypatch):
@@ -38,13 +37,7 @@ def test_srun_with_a_number_of_tasks_in_all_is_told_what_to_say(monkeypatch):
         trainer()
 
 
-def test_its_checkpoints_are_ours():
-    assert isinstance(trainer(devices=1).strategy.checkpoint_io, Checkpoints)
-
-
-def test_collectives_wait_for_the_time_that_is_set(monkeypatch):
-    for name in (*ALONE, "SLURM_NTASKS"):
-        monkeypatch.delenv(name, raising=False)
+def test_collectives_wait_for_the_time_that_is_set():
     made = trainer(devices=2, timeout=7.5)
     assert made.strategy._timeout == timedelta(seconds=7.5)  # given to init_process_group
     assert made.strategy._ddp_kwargs == {"gradient_as_bucket_view": True, SYNCED: False}
