@@ -259,7 +259,7 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
         claim.alike,
         claim.rates,
     ],
-    "results/readout/README.md": [readout.seven, readout.sizes, readout.unlabelled],
+    "results/readout/README.md": [readout.seven, readout.retrieval, readout.sizes, readout.unlabelled],
     "results/study/README.md": [study.like, by_share, systems, by_task, study.holds, study.fails],
     "results/wiki_mini/README.md": [wiki_mini, rounding],
     "results/exact/README.md": [exact],

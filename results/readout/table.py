@@ -1,6 +1,6 @@
 """The tables of results/readout: `python -m results.conclusions` writes them into the pages.
 
-Each NAME.json beside this file was written by study.py.
+Each NAME.json beside this file was written by study.py, and each NAME_uses.json by uses.py.
 """
 
 from __future__ import annotations
@@ -27,9 +27,36 @@ def studies() -> Iterator[tuple[str, dict[str, Any]]]:
     """Each encoder and pooling with what was found of it; "facts": of its last layer."""
     for name, said in ENCODERS.items():
         if (file := HERE / f"{name}.json").is_file():
-            content = json.loads(file.read_text())
+            content, more = json.loads(file.read_text()), {}
+            if (other := HERE / f"{name}_uses.json").is_file():
+                more = {"uses": json.loads(other.read_text())}
             for kind, words in POOLINGS.items():
-                yield f"{said}, {words}", content[kind] | {"facts": content["facts"][kind]}
+                yield (
+                    f"{said}, {words}",
+                    content[kind] | {"kind": kind, "facts": content["facts"][kind], **more},
+                )
+
+
+def retrieval() -> str:
+    """MRR@10 of the encoders in results of uses.py: as they are, the literature's recipe, and chosen."""
+    head = ["encoder, its pooling", "as it is", "L1 + last, whitened", "k = 256", "chosen on STS-B dev",
+            "gain (95 %)", "recall@1 as it is", "chosen"]  # fmt: skip
+    rows = []
+    for name, found in studies():
+        if "uses" not in found:
+            continue
+        mrr, recall = (found["uses"]["retrieval"][measure] for measure in ("mrr", "recall"))
+        chosen = found["dev"]["readout"]
+        own = next(one for one in mrr[chosen] if one.startswith(found["kind"]))
+        recipes = [one for one in mrr if one.endswith(tuple(found["literature"])) and "layers 1 + " in one]
+        gain, low, high = mrr[chosen][own]
+        rows.append([
+            name,
+            *(f"{mrr[one]['score']:.2f}" for one in (own, recipes[0], recipes[-1], chosen)),
+            f"{gain:+.2f} ({low:+.2f} .. {high:+.2f})" if chosen != own else "0, left as it is",
+            *(f"{recall[one]['score']:.2f}" for one in (own, chosen)),
+        ])  # fmt: skip
+    return table(head, rows)
 
 
 def averaged(found: dict[str, Any], n: int, rule: str = "rule") -> float:
