@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from encoders import architecture, byte_level
 from scipy.stats import spearmanr
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import AutoModel, AutoTokenizer
 
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.protocol import Protocol, Row, chosen, setting
@@ -30,20 +30,11 @@ STS12 = ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews")
 def world(tmp_path_factory):
     """A cased random encoder, and a data folder with STS12, STS-B and SICK-R in SentEval's layout."""
     folder = tmp_path_factory.mktemp("world")
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    core = Tokenizer(
-        models.WordPiece({w: i for i, w in enumerate(special + WORDS + CASED)}, unk_token="[UNK]")
-    )
-    core.normalizer = normalizers.BertNormalizer(lowercase=False)
-    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    core.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    names = {f"{n}_token": f"[{n.upper()}]" for n in ("pad", "unk", "cls", "sep", "mask")}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, model_max_length=128, **names)
-    torch.manual_seed(0)
-    shape = {"hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
-    model = BertModel(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=130, **shape))
+    tokenizer = byte_level(ends=True)
+    tokenizer.model_max_length = 128
+    model = architecture("bert", len(tokenizer))
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in model.parameters():  # else a direction of LayerNorm's output is empty
             parameter.add_(0.2 * torch.randn_like(parameter))
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
@@ -52,7 +43,7 @@ def world(tmp_path_factory):
 
 
 def pairs(rng, n):
-    """Scored pairs of sentences; some sentences have 90 tokens, which is beyond 64."""
+    """Scored pairs of sentences; some sentences have 90 words, which is beyond any length."""
     lengths = rng.choice([3, 6, 9, 12, 90], (n, 2), p=[0.25, 0.25, 0.25, 0.2, 0.05])
     texts = [[" ".join(rng.choice(WORDS + CASED, k)) for k in both] for both in lengths]
     return [(a, b, f"{rng.uniform(1, 5):.2f}") for a, b in texts]
@@ -126,10 +117,10 @@ class Script:
 
 
 def cosines(pairs, embed, kernel=None):
-    mean, w = kernel if kernel else (0, None)
+    mean, w = kernel if kernel else (0, np.eye(16))
     out = []
     for a, b, _ in pairs:
-        u, v = ((embed(text) - mean) @ (np.eye(12) if w is None else w) for text in (a, b))
+        u, v = ((embed(text) - mean) @ w for text in (a, b))
         out.append(u @ v / np.linalg.norm(u) / np.linalg.norm(v))
     return out
 
@@ -238,7 +229,7 @@ def test_each_sentence_is_encoded_once_whatever_is_asked_of_its_layers(world, mo
     for name in ("layers", "subsets", "components", "projection"):
         assert (out / f"{name}.csv").is_file() and (out / f"{name}.png").is_file()
     kept, lines = np.load(out / "cls.npy"), (out / "sentences.jsonl").read_text().splitlines()
-    assert sorted(map(json.loads, lines)) == sorted(texts) and kept.shape == (4, len(texts), 12)
+    assert sorted(map(json.loads, lines)) == sorted(texts) and kept.shape == (4, len(texts), 16)
     layers = script.layers(json.loads(lines[7]))
     assert kept[:, 7] == pytest.approx(np.array([hidden[0] for hidden in layers]), abs=1e-5)
 

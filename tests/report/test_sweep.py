@@ -271,9 +271,11 @@ def test_a_constant_difference_is_not_tested_and_seeds_without_partners_are_not_
     assert "views=4: not paired, as fewer than two seeds are in both" in grid.notes
 
 
-def test_the_place_of_a_page_is_made(tmp_path, monkeypatch, capsys):
+def test_the_place_of_a_page_is_made_and_tables_of_any_form_stand_alone_on_the_standard_output(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    trained(tmp_path / "a"), trained(tmp_path / "b", 2)
+    trained(tmp_path / "a"), trained(tmp_path / "b", views=2)
     for out, files in {
         "new/folder/": ["new/folder/report.html", "new/folder/seeds.csv"],
         "v1.2": ["v1.2/report.html", "v1.2/seeds.csv"],
@@ -282,6 +284,11 @@ def test_the_place_of_a_page_is_made(tmp_path, monkeypatch, capsys):
         assert cli.main(["report", "a", "b", "--out", out]) == 0
         assert capsys.readouterr().out.endswith("".join(f"written: {file}\n" for file in files))
         assert all(Path(file).is_file() for file in files)
+    for form, mark in (("markdown", "| --- |"), ("csv", ",seeds,"), ("latex", r"\toprule")):
+        assert cli.main(["report", "a", "b", "--to", form]) == 0
+        out, error = capsys.readouterr()
+        assert mark in out and "written" not in out and error.count("written: ") == 2
+        assert ("not paired" in error) == (form == "csv") != ("not paired" in out)
 
 
 def test_a_report_that_cannot_be_made_says_why_in_one_line(capsys, tmp_path, monkeypatch):
@@ -304,15 +311,6 @@ def test_a_report_that_cannot_be_made_says_why_in_one_line(capsys, tmp_path, mon
         error = capsys.readouterr().err
         assert error.startswith(f"error: {message}") and error.count("\n") == 1, error
     assert not list(tmp_path.rglob("report.html"))
-
-
-def test_the_tables_come_in_every_form_alone_on_the_standard_output(tmp_path, capsys):
-    trained(tmp_path / "s/0"), trained(tmp_path / "s/1", views=2)
-    for form, mark in (("markdown", "| --- |"), ("csv", ",seeds,"), ("latex", r"\toprule")):
-        assert cli.main(["report", str(tmp_path / "s"), "--to", form]) == 0
-        out, error = capsys.readouterr()
-        assert mark in out and "written" not in out and error.count("written: ") == 2
-        assert ("not paired" in error) == (form == "csv") != ("not paired" in out)
 
 
 def test_a_label_is_what_differs_between_command_lines_without_the_seed_or_else_between_settings(tmp_path):
