@@ -1,12 +1,10 @@
 """Tasks are read to the last row, by name or from files of a user; a damaged one is named with its line."""
 
 import gzip
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
-from evaluation.test_doctor import COUNTS
+from evaluation.test_doctor import COUNTS, DATA
 
 from whitenedcse.evaluation.tasks import (
     STS,
@@ -24,7 +22,6 @@ from whitenedcse.evaluation.tasks import (
     texts,
 )
 
-DATA = Path(os.environ.get("WHITENEDCSE_DATA", Path(__file__).parents[3] / "shared/data"))
 real = pytest.mark.skipif(not (DATA / "senteval/MR").is_dir(), reason="the real tasks are not here")
 WHOLE = {"STS-B": 1379, "STS-B/dev": 1500, "STS-B/train": 5749}
 WHOLE |= {"SICK-R": 4927, "SICK-R/dev": 500, "SICK-R/train": 4500}

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from report_runs import SCORES, swept, trained
 from scipy import stats
 
@@ -92,6 +91,12 @@ def test_means_and_spreads_are_those_of_numpy_for_every_row_of_the_tests(tmp_pat
     assert "with 4 seeds; about " in rest
 
 
+def noted(folder, **content):
+    """The run with digests of what it read, by setting; older runs have none."""
+    facts = json.loads((folder / "versions.json").read_text())
+    (folder / "versions.json").write_text(json.dumps(facts | {"content": content}))
+
+
 def test_averages_over_different_tests_are_not_compared(tmp_path):
     said = "in the csv file alone, as not all runs have the same data: as it is: average"
     folder = swept(tmp_path / "s")
@@ -108,21 +113,10 @@ def test_averages_over_different_tests_are_not_compared(tmp_path):
     trained(tmp_path / "t" / "untested", 1, 50.0, None, "simcse", views=9)
     assert "difference (dev best)" in table([swept(tmp_path / "t")])[0].columns
     for i in (1, 2):  # tests of one name with other content
-        facts = trained(tmp_path / "u" / str(i), average=60.0 + i, views=i) / "versions.json"
-        more = {"content": {"tasks.STS12": str(i), "encoder.path": str(i)}}
-        facts.write_text(json.dumps(json.loads(facts.read_text()) | more))
+        here = trained(tmp_path / "u" / str(i), average=60.0 + i, views=i)
+        noted(here, **{"tasks.STS12": str(i), "encoder.path": str(i)})
     grid, *_, tasks, _ = table([tmp_path / "u"])
     assert tasks.columns == ["", "STS-B"] and "test average" not in grid.columns
-
-
-def with_dev(folder, name, digest=None):
-    """The run with dev pairs of this name, of whose content it noted a digest or, as older runs, nothing."""
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    config["monitor"]["dev"] = name
-    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    facts = json.loads((folder / "versions.json").read_text())
-    facts |= {"content": {"monitor.dev": digest}} if digest else {}
-    (folder / "versions.json").write_text(json.dumps(facts))
 
 
 def test_dev_scores_of_other_pairs_are_not_compared(tmp_path):
@@ -139,8 +133,10 @@ def test_dev_scores_of_other_pairs_are_not_compared(tmp_path):
         here = tmp_path / str(case)
         for (i, (name, digest)), seed in itertools.product(enumerate(devs), (1, 2)):
             average = 60.0 + i + seed / 10 if tests else None
-            run = trained(here / f"{i}{seed}", seed, 70.0 + i + seed / 10, average, views=i)
-            with_dev(run, name, digest)
+            best = 70.0 + i + seed / 10
+            run = trained(here / f"{i}{seed}", seed, best, average, views=i, monitor__dev=name)
+            if digest:
+                noted(run, **{"monitor.dev": digest})
         grid, *others = table([here])
         note = "in the csv file alone, as not all runs have the same data: dev_before, dev_best, "
         assert any(line.startswith(note) for line in grid.notes) == (not comparable)
