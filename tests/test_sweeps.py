@@ -2,15 +2,14 @@
 
 import importlib.util
 import json
-import sys
+from itertools import pairwise
 
 import pytest
-from programs import ROOT, started, started_anew
+from programs import ROOT, started
 from test_scripts import TINY
 
 SMALL = [*TINY, "encoder.width=48", "trainer.max_steps=4", "tasks=none", "data=file", "data.batch_size=16"]
-SMALL += ["monitor=quickstart"]
-SMALL += ["data.corpus=corpus.txt", "encoder.vocabulary=200"]
+SMALL += ["monitor.dev=pairs.tsv", "data.corpus=corpus.txt", "encoder.vocabulary=200"]
 SPY = """
 import os
 from whitenedcse.training.module import adamw
@@ -22,6 +21,15 @@ def spied(parameters, *, lr, **settings):
         file.write(f"{os.environ.get('CUDA_VISIBLE_DEVICES')}\\n")
     return adamw(parameters, lr=lr, **settings)
 """
+TWO_GPUS = """
+import atexit, threading
+from torch import cuda
+
+cuda.device_count, cuda.get_device_name = (lambda: 2), "GPU {}".format
+
+def ending():  # its workers, as joblib has Python do at its end
+    atexit.register(threading._shutdown)
+"""
 needs = {
     name: pytest.mark.skipif(not importlib.util.find_spec(f"hydra_plugins.{module}"), reason=f"no {module}")
     for name, module in {"optuna": "hydra_optuna_sweeper", "joblib": "hydra_joblib_launcher"}.items()
@@ -30,10 +38,12 @@ needs = {
 
 @pytest.fixture(autouse=True)
 def corpus(tmp_path):
-    """A few sentences: what is tried here is not what they teach."""
+    """A few sentences and pairs: what is tried here is not what they teach."""
     words = [f"{a}{b}" for a in ("ba", "ko", "mi", "su", "te") for b in ("na", "ri", "lo", "du", "pe")]
     lines = [" ".join(words[i * j % 25] for j in range(2, 4 + i % 7)) for i in range(1, 101)]
     (tmp_path / "corpus.txt").write_text("\n".join(lines))
+    pairs = [f"{i % 6}\t{a}\t{b}\n" for i, (a, b) in enumerate(pairwise(lines))]
+    (tmp_path / "pairs.tsv").write_text("score\tsentence1\tsentence2\n" + "".join(pairs))
 
 
 def jobs(cwd, name="sweep"):
@@ -78,15 +88,13 @@ def test_a_search_maximises_the_dev_score_and_resumes(tmp_path):
 @pytest.mark.slow
 def test_jobs_run_at_a_time_as_they_do_one_by_one(tmp_path):
     (tmp_path / "spy.py").write_text(SPY)
-    fake = "from torch import cuda; cuda.device_count = lambda: 2; cuda.get_device_name = 'GPU {}'.format"
-    (tmp_path / "sitecustomize.py").write_text(fake)
+    (tmp_path / "sitecustomize.py").write_text(TWO_GPUS)
     environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0,1"}
     environment["SPIED"] = str(tmp_path / "spied")
-    command = [sys.executable, ROOT / "train.py", "-m", *SMALL, "seed=1,2"]
-    command += ["optim._target_=spy.spied", "optim.lr=0.001"]
-    apart = started(*command[1:], "run=apart", cwd=tmp_path, **environment)
+    command = ["train.py", "-m", *SMALL, "seed=1,2", "optim._target_=spy.spied", "optim.lr=0.001"]
+    apart = started(*command, "run=apart", cwd=tmp_path, **environment)
     joblib = [*command, "hydra/launcher=joblib", "run=together"]
-    together = started_anew(*joblib, cwd=tmp_path, **environment)  # as joblib ends its workers
+    together = started(*joblib, cwd=tmp_path, prepared="sitecustomize:ending", **environment)
     for result in (apart, together):
         assert result.returncode == 0, result.stderr
         assert "Trainer.fit" not in result.stdout + result.stderr  # as quiet as one by one
