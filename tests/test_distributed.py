@@ -413,15 +413,6 @@ def test_parts_of_a_batch_are_slices_of_its_sentences():
         assert [rows(part) for part in split(ragged(sevens), most)] == parts
 
 
-def test_chunks_give_the_gradient_of_the_whole_batch(tokenizer):
-    encoder = encoder_of(tokenizer)
-    for head, chunk, n in (("dense", 1, 16), ("zca", 7, 64), ("shuffled_group", 64, 64), ("dense", 99, 64)):
-        whole, parts = module_of(encoder, head), module_of(encoder, head, chunk=chunk)
-        batch = batch_of(slice(0, n), 2, True)
-        assert_close(stepped(parts, batch), stepped(whole, batch), rtol=1e-12, atol=0)
-        assert apart(gradient(parts), gradient(whole)) < 1e-10
-
-
 def test_chunks_have_the_gradient_of_their_own_dropout(tokenizer):
     for chunk in (11, None):
         module = module_of(encoder_of(tokenizer, dropout=0.3), "shuffled_group", 2, chunk=chunk)
