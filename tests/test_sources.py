@@ -3,6 +3,7 @@
 import hashlib
 import http.server
 import io
+import os
 import tarfile
 import time
 from pathlib import Path
@@ -186,7 +187,7 @@ def test_a_corpus_of_several_files_is_fetched_whole_or_not_there(root, hub):
 @pytest.mark.parametrize(
     ("top", "member"),
     [
-        ("./", {"../outside.txt": b"!"}),
+        ("./", {"../../../outside.txt": b"!"}),
         ("SentEval/data/downstream/", {"/outside.txt": b"!"}),
         ("", {"link": "../../secret"}),
     ],
@@ -197,7 +198,7 @@ def test_senteval_is_unpacked_whatever_its_top_folder_and_nothing_outside(root, 
     assert folder == root / "senteval"
     assert {name: (folder / name).read_bytes() for name in TREE} == TREE
     assert sorted(p.name for p in root.iterdir()) == [".cache", "senteval", "senteval.tar"]
-    assert not list(tmp_path.rglob("outside.txt")) and not list(root.rglob("link"))
+    assert not list(tmp_path.rglob("outside.txt")) and not os.path.lexists(folder / "link")
     asked = list(hub["asked"])
     assert senteval() == folder and hub["asked"] == asked
 
