@@ -59,6 +59,29 @@ def retrieval() -> str:
     return table(head, rows)
 
 
+def transfer() -> str:
+    """Accuracies of the tasks that uses.py has done: as it is, chosen, and the difference."""
+    used = [(name, found, found["uses"]) for name, found in studies() if "uses" in found]
+    tasks = list(dict.fromkeys(task for _, _, done in used for task in done if task != "retrieval"))
+
+    def cell(found: dict[str, Any], scores: dict[str, Any] | None) -> str:
+        if scores is None:
+            return "-"
+        one = scores[found["dev"]["readout"]]
+        own = next(name for name in one if name.startswith(found["kind"]))
+        apart, low, high = one[own]
+        return f"{scores[own]['score']:.2f}, {one['score']:.2f}: {apart:+.2f} ({low:+.2f} .. {high:+.2f})"
+
+    return table(
+        ["encoder, its pooling", *tasks],
+        [
+            [name, *(cell(found, done.get(task)) for task in tasks)]
+            for name, found, done in used
+            if len(done) > 1
+        ],
+    )
+
+
 def averaged(found: dict[str, Any], n: int, rule: str = "rule") -> float:
     """The mean over the random parts of n pairs."""
     return fmean(one[rule] for one in found["pairs"][str(n)])
