@@ -1,11 +1,14 @@
-"""A page of a run or a sweep: what was logged and nothing else, in one file that loads nothing."""
+"""A page of a run or a sweep: what was logged and nothing else, in one file, also in a browser."""
 
 import base64
 import html
 import io
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
+import pytest
 from jinja2 import nodes
 from matplotlib.image import imread
 from report_runs import SCORES, swept, trained
@@ -19,6 +22,7 @@ HEALTH = {
     "train/diversity_before": {10: 0.5, 60: 0.4, 90: 0.3},
     "train/diversity_after": {10: 1.1, 60: 1.2, 90: 1.3},
 }
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 HOSTILE = "<script>document.title='x'</script>&\"'$a_b$ {{7}}"
 
 
@@ -91,3 +95,20 @@ def test_what_comes_from_files_is_text(tmp_path):
         tree = page.TEMPLATES.parse(page.TEMPLATES.loader.get_source(page.TEMPLATES, name)[0])
         assert "safe" not in {found.name for found in tree.find_all(nodes.Filter)}, name
         assert not list(tree.find_all((nodes.EvalContextModifier, nodes.MarkSafe))), name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_a_browser_shows_the_page_on_a_phone_and_in_the_dark(tmp_path):
+    swept(tmp_path / "s")
+    written(tmp_path / "s")
+    means = []
+    for i, flags in enumerate(([], ["--force-dark-mode", "--enable-features=WebUIDarkMode"])):
+        picture = tmp_path / f"{i}.png"
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=400,900", *flags]
+        command = [CHROMIUM, *options, f"--screenshot={picture}", f"file://{tmp_path}/s/report.html"]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        image = imread(picture)[..., :3]
+        assert image.std() > 0.02
+        means.append(image.mean())
+    assert means[0] > 0.7 > 0.5 > means[1]
