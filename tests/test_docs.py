@@ -51,9 +51,10 @@ def datasets(root, rows=24):  # noqa: C901
             folder = senteval / f"STS/{year}-en-test"
             write(folder / f"STS.input.{name}.txt", "".join(f"{a}\t{b}\n" for _, a, b in pairs))
             write(folder / f"STS.gs.{name}.txt", "".join(f"{gold}\n" for gold, _, _ in pairs))
-    rows = "".join(f"g\tf\ty\t{i}\t{gold}\t{a}\t{b}\n" for i, (gold, a, b) in enumerate(pairs))
+    each = enumerate(zip(x, x[1:] + x[:1], strict=True))  # a readout is chosen on 50 pairs or more
+    rows = "".join(f"g\tf\ty\t{i}\t{i % 6 * 0.9:.1f}\t{a}\t{b}\n" for i, (a, b) in each)
     for part in ("train", "dev", "test"):
-        write(senteval / f"STS/STSBenchmark/sts-{part}.csv", 3 * rows)  # a readout is chosen on 50 or more
+        write(senteval / f"STS/STSBenchmark/sts-{part}.csv", rows)
     rows = "".join(f"{i}\t{a}\t{b}\t{1 + i % 5}\tNEUTRAL\n" for i, (_, a, b) in enumerate(pairs))
     for part in ("train", "trial", "test_annotated"):
         write(senteval / f"SICK/SICK_{part}.txt", f"{SICK}\n{rows}")
