@@ -77,7 +77,7 @@ class Size(NamedTuple):
 
 BASE = Size({}, 20_000, 16, (64, 512), 5, 300)
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
-TINY = Size(SHAPE, 1_000, 8, (8,), 2, 40)
+TINY = Size(SHAPE, 300, 8, (8,), 1, 24)
 
 
 class Spare:
