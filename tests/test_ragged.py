@@ -2,7 +2,7 @@
 
 import torch
 
-from whitenedcse.ragged import concatenate, mask, pad, ragged, rows, unpad
+from whitenedcse.ragged import between, concatenate, mask, pad, ragged, rows, unpad
 
 ROWS = [[5, 6, 7], [8], [9, 10, 11, 12]]
 
@@ -23,3 +23,11 @@ def test_rows_are_what_the_offsets_say_and_concatenation_keeps_their_order():
     assert batch.ids.tolist() == sum(ROWS, []) and batch.offsets.tolist() == [0, 3, 4, 8]
     assert rows(batch) == ROWS and rows(concatenate([batch] * 3)) == ROWS * 3
     assert rows(concatenate([ragged(ROWS[:2]), ragged(ROWS[2:])])) == ROWS
+
+
+def test_a_part_of_a_batch_has_its_own_offsets_on_device_and_host():
+    batch = ragged(ROWS * 2)
+    part = between(batch._replace(on_host=batch.offsets.clone()), 2, 5)
+    assert rows(part) == (ROWS * 2)[2:5]
+    assert part.offsets.tolist() == part.bounds.tolist() == [0, 4, 7, 8] and part.on_host is not None
+    assert between(batch, 2, 5).on_host is None
