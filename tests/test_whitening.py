@@ -198,6 +198,13 @@ def test_mixed_precision_does_not_degrade_whitening(call):
     assert torch.equal(call(plain.bfloat16()), call(plain.bfloat16().float()))
 
 
+@pytest.mark.parametrize("width", [2, 5])
+def test_the_ridge_is_added_whole_however_large_it_is(width):
+    cov, r = wh.covariance(draw(30, width)), torch.tensor([3e-6, 40.0]).double().view(2, 1, 1)
+    for found, a, ridge in zip(wh.zca(cov, r), cov, r, strict=True):
+        near(found, by_eigenvectors(a + ridge * torch.eye(width)), atol=1e-9)
+
+
 def test_many_iterations_end_at_zca_even_where_rounding_would_grow():
     """At a condition of 1e4, float32 iterations on one matrix alone have left it after 10 steps."""
     axes = torch.linalg.qr(draw(8, 8)[0]).Q

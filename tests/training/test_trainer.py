@@ -46,3 +46,10 @@ def test_collectives_wait_for_the_time_that_is_set():
     assert (made.strategy._timeout, made.strategy._ddp_kwargs) == (timedelta(seconds=7.5), found)
     with pytest.raises(ValueError, match=r"^trainer\.timeout=0 must be a number of seconds above 0$"):
         trainer(timeout=0)
+
+
+def test_a_run_has_a_last_step_even_if_its_time_ends_it():
+    hour = {"max_time": "00:01:00:00"}
+    with pytest.raises(ValueError, match="there is no last step"):
+        trainer(**hour)
+    assert (trainer(**hour, max_steps=9).max_steps, trainer(**hour, max_epochs=2).max_epochs) == (9, 2)
