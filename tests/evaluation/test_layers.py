@@ -205,3 +205,10 @@ def test_every_k_is_what_refitting_and_truncating_at_that_k_gives(planes, index)
             expected = naive_scores(pairs, lambda rows, y=y: naive_cosines(y, rows))
             assert got[task][:, k - 1] == pytest.approx(expected, abs=1e-8)
     assert got["average"] == pytest.approx((got["T0"] + got["T1"] + got["U"]) / 3)
+
+
+def test_planes_that_lack_a_sentence_of_a_pair_are_refused(planes, index):
+    for wrong in (planes[:, :-1], planes[0]):
+        for scores in (layers.pairs, layers.subsets):
+            with pytest.raises(ValueError, match=r"are not \(layers, sentences > \d+, width\)"):
+                scores(wrong, index)

@@ -97,6 +97,10 @@ def test_what_comes_from_files_is_text(tmp_path):
         assert not list(tree.find_all((nodes.EvalContextModifier, nodes.MarkSafe))), name
 
 
+def test_what_all_runs_share_is_what_each_of_them_has_alike():
+    assert page.same([{"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 0}, {"a": 1, "c": 3}]) == {"a": 1}
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 def test_a_browser_shows_the_page_on_a_phone_and_in_the_dark(tmp_path):
