@@ -56,10 +56,14 @@ def test_a_killed_run_ends_as_one_that_is_not(home, unkilled, number):  # noqa: 
         step = draw.randrange(40) if write != ".scores.json*" else 80
         until(lambda: ended() or logged(run) >= step, 600)
         time.sleep(draw.uniform(0, 0.1))
-        until(lambda: ended() or not write or any(run.glob(write)), 600)
+        until(lambda: ended() or not write or any(run.glob(write)) or logged(run) >= step + 20, 600)
         both = list(map(int, Path(ranks).read_text().split())) if processes == 2 else []
         chosen = {"front": [front.pid], "rank 0": both[:1], "rank 1": both[1:]}.get(victims)
-        amid = "of a run that had ended" if ended() else f"amid {write}"
+        amid = (
+            "of a run that had ended"
+            if ended()
+            else f"amid {write if write and any(run.glob(write)) else 'training'}"
+        )
         print(victims, processes, logged(run), last_step(run / "checkpoints"), amid)  # noqa: T201  -rP shows it
         for pid in [front.pid, *both] if processes == 1 or chosen is None else chosen:
             if alive(pid):
