@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from whitenedcse import Embedder
 from whitenedcse.data import sources
-from whitenedcse.data.corpus import blocks, texts
+from whitenedcse.data.corpus import texts
 from whitenedcse.evaluation.layers import spearman_columns
-from whitenedcse.evaluation.readout import Map, Moments, Readout, Spectrum, choice, maps, similarities
+from whitenedcse.evaluation.readout import Map, Readout, Spectrum, choice, maps, similarities
 from whitenedcse.evaluation.scores import pairs_index
 from whitenedcse.evaluation.statistics import average_draws, interval, resamples, weighted_spearman
 from whitenedcse.evaluation.tasks import subsets
-from whitenedcse.serving.readout import BLOCK, every_layer
+from whitenedcse.serving.readout import every_layer, moments_of
 
 TESTS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 SIZES, DRAWS = (50, 100, 200, 400), 10  # pairs of STS-B dev that choose, and random parts of each size
@@ -41,10 +41,7 @@ class Study:
 
     def __init__(self, embedder: Embedder, corpus: Sequence[str]) -> None:
         self.kinds = (embedder.encoder.one_token, "mean")
-        self.moments = {kind: Moments() for kind in self.kinds}
-        for block in blocks(corpus, BLOCK):
-            for kind, x in every_layer(embedder, block, self.kinds).kinds.items():
-                self.moments[kind].add(x)
+        self.moments = moments_of(embedder, corpus, self.kinds)
         sentences, index = pairs_index({name: subsets(name) for name in ("STS-B/dev", *TESTS)})
         self.gold = {name: np.concatenate([s.gold for s, _ in parts]) for name, parts in index.items()}
         ends = np.cumsum([len(gold) for gold in self.gold.values()])

@@ -28,11 +28,11 @@ from whitenedcse import Embedder
 from whitenedcse.data import sources
 from whitenedcse.data.corpus import blocks, texts
 from whitenedcse.evaluation.classifiers import lbfgs
-from whitenedcse.evaluation.readout import Map, Moments, Readout, Spectrum, layer_sets, maps
+from whitenedcse.evaluation.readout import Map, Readout, Spectrum, layer_sets, maps
 from whitenedcse.evaluation.scores import accuracy, features
 from whitenedcse.evaluation.statistics import interval, resamples
 from whitenedcse.evaluation.tasks import Labelled, task
-from whitenedcse.serving.readout import BLOCK, every_layer, matrix
+from whitenedcse.serving.readout import BLOCK, every_layer, matrix, moments_of
 
 CANDIDATES, DRAWS = 20_000, 500
 TRANSFER = ("MRPC", "CR", "TREC", "SUBJ", "MR", "MPQA")  # SST2, of 70,000 texts, would take as long as these
@@ -45,10 +45,7 @@ class Systems:
     def __init__(self, embedder: Embedder, chosen: Sequence[str], corpus: Sequence[str]) -> None:
         d, last = embedder.encoder.width, embedder.encoder.depth
         self.embedder, self.kinds = embedder, (embedder.encoder.one_token, "mean")
-        moments = {kind: Moments() for kind in self.kinds}
-        for block in blocks(corpus, BLOCK):
-            for kind, x in every_layer(embedder, block, self.kinds).kinds.items():
-                moments[kind].add(x)
+        moments = moments_of(embedder, corpus, self.kinds)
         self.own = [Readout(kind, (last,), Map("none")) for kind in self.kinds]
         literature = [Readout("mean", (1, last), Map("whitening", k)) for k in (d, min(256, d))]
         every = (
@@ -60,12 +57,12 @@ class Systems:
         named = [one for one in every if str(one) in chosen]
         assert {*chosen} == {str(one) for one in named}
         self.readouts = {str(one): one for one in [*self.own, *literature, *named]}
-        self.maps = {}
+        self.maps: dict[str, Any] = {}
         for name, one in self.readouts.items():
-            spectrum = Spectrum.of(*moments[one.pooling].of(one.layers))
-            plain = one.map.kind == "none"
-            of = np.eye(d) if plain else matrix(one.map, spectrum)
-            self.maps[name] = ((0 if plain else 1) * spectrum.mean, of)
+            self.maps[name] = (0, np.eye(d))
+            if one.map.kind != "none":
+                spectrum = Spectrum.of(*moments[one.pooling].of(one.layers))
+                self.maps[name] = (spectrum.mean, matrix(one.map, spectrum))
 
     def vectors(self, sentences: Sequence[str]) -> Vectors:
         """Each system's vectors of n sentences: (n, k)."""

@@ -59,11 +59,8 @@ def test_a_killed_run_ends_as_one_that_is_not(home, unkilled, number):  # noqa: 
         until(lambda: ended() or not write or any(run.glob(write)) or logged(run) >= step + 20, 600)
         both = list(map(int, Path(ranks).read_text().split())) if processes == 2 else []
         chosen = {"front": [front.pid], "rank 0": both[:1], "rank 1": both[1:]}.get(victims)
-        amid = (
-            "of a run that had ended"
-            if ended()
-            else f"amid {write if write and any(run.glob(write)) else 'training'}"
-        )
+        seen = write if write and any(run.glob(write)) else "training"
+        amid = "of a run that had ended" if ended() else f"amid {seen}"
         print(victims, processes, logged(run), last_step(run / "checkpoints"), amid)  # noqa: T201  -rP shows it
         for pid in [front.pid, *both] if processes == 1 or chosen is None else chosen:
             if alive(pid):

@@ -7,7 +7,7 @@ n: sentences    r: layers, the embedding layer counted    d: width
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,6 +70,17 @@ def every_layer(embedder: Embedder, sentences: Sequence[str], kinds: Sequence[st
     return pooled_layers(encoder, rows, kinds, range(encoder.depth + 1))
 
 
+def moments_of(embedder: Embedder, texts: Iterable[str], kinds: Sequence[str]) -> dict[str, Moments]:
+    """The moments of every layer over texts, for each kind of pooling."""
+    moments = {kind: Moments() for kind in kinds}
+    with pace("encoded") as more:
+        for block in blocks(texts, BLOCK):
+            for kind, x in every_layer(embedder, block, kinds).kinds.items():
+                moments[kind].add(x)
+            more(len(block))
+    return moments
+
+
 def readout(
     model: Embedder | str | os.PathLike[str],
     corpus: str | os.PathLike[str] | Sequence[str],
@@ -97,13 +108,8 @@ def readout(
     if scored is not None:
         check_pairs(scored.gold, groups(scored.left, scored.right))
     kinds = (embedder.encoder.one_token, "mean")
-    moments = {kind: Moments() for kind in kinds}
     every = worded(sources.given(corpus, columns, sample), embedder.encoder.tokenizer)
-    with pace("encoded") as more:
-        for block in blocks(every, BLOCK):
-            for kind, x in every_layer(embedder, block, kinds).kinds.items():
-                moments[kind].add(x)
-            more(len(block))
+    moments = moments_of(embedder, every, kinds)
     if moments["mean"].n < 2:
         raise ValueError(f"{moments['mean'].n} texts: a whitening is fitted to two or more, better to 20,000")
     layers = range(embedder.encoder.depth + 1)
@@ -217,7 +223,7 @@ def near(found: Found, judged: Choice) -> Grid:
 
 
 def said(at: Where) -> str:
-    """Where in words."""
+    """A kind of pooling and its layers, in words."""
     return f"{at[0]} of {' + '.join(map(str, at[1]))}"
 
 

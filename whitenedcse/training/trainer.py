@@ -266,7 +266,7 @@ class Trainer(lightning.Trainer):
             devices, num_nodes = here.on_machine, here.world // here.on_machine
         if strategy in WHOLE and not alone(devices, num_nodes, settings.get("accelerator")):
             more: Any = {} if timeout is None else {"timeout": timedelta(seconds=timeout)}
-            more |= {} if strategy != FINDING else {"find_unused_parameters": True}
+            more |= {"find_unused_parameters": True} if strategy == FINDING else {}
             # gradients are not copied, and running statistics are those of all ranks already
             more |= {"gradient_as_bucket_view": True, SYNCED: False}
             strategy = DDPStrategy(**more)
