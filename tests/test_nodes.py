@@ -51,7 +51,7 @@ def agents(machines, tmp_path):
             command += ["--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "job"]
             command += ["--rdzv-endpoint", f"{addresses[0]}:{port}", "--local-addr", addresses[node]]
             command += ["--rdzv-conf", f"is_host={1 - node}", "--max-restarts", f"{restarts}"]
-            command += [str(ROOT / "train.py"), *few(tmp_path, 80), *words]
+            command += [str(ROOT / "train.py"), *few(tmp_path, 40), *words]
             more = {"GLOO_SOCKET_IFNAME": interfaces[node], "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
             more |= {"NETWORK": networks[node], "RANKS": str(tmp_path / f"ranks{node}")}
             (tmp_path / f"ranks{node}").write_text("")
@@ -88,7 +88,7 @@ def amid(pair, run, before, folder):
 
 
 def test_two_machines_make_one_run_which_survives_a_lost_machine_and_a_lost_rank(agents, tmp_path):
-    whole = started("train.py", *few(tmp_path, 80), "trainer.devices=2", "run=whole", cwd=tmp_path)
+    whole = started("train.py", *few(tmp_path, 40), "trainer.devices=2", "run=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     run = tmp_path / "outputs" / "two"
 

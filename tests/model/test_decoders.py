@@ -89,7 +89,7 @@ def test_a_checkpoint_says_the_same_in_three_libraries(kind, layers, ends, tmp_p
     assert_allclose(theirs.numpy(), ours, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", sorted(set(DECODERS) - {"qwen2"}))
+@pytest.mark.parametrize("kind", ["gemma", "gpt2"])  # a llama's is below
 @pytest.mark.parametrize("to", ["transformers", "sentence-transformers", "onnx"])
 @pytest.mark.slow(but=2)
 def test_an_export_gives_the_vectors_of_its_source(kind, to, tmp_path):

@@ -18,8 +18,8 @@ VICTIMS = ("all", "front", "rank 1", "rank 0")
 
 
 def command(home):  # noqa: F811
-    """train.py for 80 steps, evaluated four times; a kill comes in the first half, or at the end."""
-    return [str(ROOT / "train.py"), *few(home, 80), "monitor.every=20"]
+    """train.py for 40 steps, evaluated four times; a kill comes in the first half, or at the end."""
+    return [str(ROOT / "train.py"), *few(home, 40), "monitor.every=10"]
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +53,10 @@ def test_a_killed_run_ends_as_one_that_is_not(home, unkilled, number):  # noqa: 
     words = [*command(home), f"trainer.devices={processes}", f"run={run.name}"]
     with started(home, *words, RANKS=ranks) as front:
         ended = lambda: front.poll() is not None  # noqa: E731
-        step = draw.randrange(40) if write != ".scores.json*" else 80
+        step = draw.randrange(20) if write != ".scores.json*" else 40
         until(lambda: ended() or logged(run) >= step, 600)
         time.sleep(draw.uniform(0, 0.1))
-        until(lambda: ended() or not write or any(run.glob(write)) or logged(run) >= step + 20, 600)
+        until(lambda: ended() or not write or any(run.glob(write)) or logged(run) >= step + 10, 600)
         both = list(map(int, Path(ranks).read_text().split())) if processes == 2 else []
         chosen = {"front": [front.pid], "rank 0": both[:1], "rank 1": both[1:]}.get(victims)
         seen = write if write and any(run.glob(write)) else "training"
