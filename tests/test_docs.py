@@ -144,9 +144,10 @@ def smaller(words):
     if "--processes" in words:  # tests/serving/test_encode.py has several
         at = words.index("--processes")
         words = words[:at] + words[at + 2 :]
-    alone = "hydra/launcher=joblib" in words and not any("n_jobs" in word for word in words)
-    # in this process, whose tasks have few rows; one by one all five systems ran
-    words += ["hydra.launcher.n_jobs=1", "system=simcse,whitenedcse"] * alone
+    if {"+sweep=table3", "+sweep=table6"} & {*words}:
+        words.append("system=simcse,whitenedcse")
+    if "hydra/launcher=joblib" in words and not any("n_jobs" in word for word in words):
+        words.append("hydra.launcher.n_jobs=1")  # in this process, whose tasks have few rows
     if "train.py" in words:  # the quick start's own encoder can be small
         own = not any(word.startswith(("+experiment", "encoder")) for word in words)
         words += FEW + (["encoder.width=16", "encoder.heads=2"] if own else [])
