@@ -216,6 +216,7 @@ def _unpacked(archive: Path) -> Path:
         try:
             with tarfile.open(archive) as tar:
                 # no link, nothing outside; Python 3.11.2 has no filters, which would do it
+                tar.extraction_filter = lambda member, _: member  # without one, Python 3.12 warns
                 plain = [m for m in tar if m.isfile() or m.isdir()]
                 inside = [m for m in plain if not {"..", "/"} & set(Path(m.name).parts)]
                 tar.extractall(Path(draft, "archive"), inside)
