@@ -63,7 +63,7 @@ def test_the_best_of_few_is_the_best_of_all_tried_one_by_one():
 def test_maps_keep_no_axis_that_a_small_corpus_does_not_have():
     small = maps(D, 4)
     assert all(one.k < 4 or one.shrinkage for one in small if one.k)
-    assert {one.kind for one in small} == {"none", "centre", "abtt", "whitening"}
+    assert {one.kind for one in small} == {"none", "centre", "abtt", "pca", "whitening"}
 
 
 def test_sets_of_three_layers_are_left_out_where_they_are_too_many():

@@ -13,11 +13,12 @@ import whitenedcse
 from whitenedcse.app import cli
 from whitenedcse.evaluation.layers import spearman_columns
 from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.readout import Spectrum, maps
 from whitenedcse.evaluation.scores import cosine
 from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving.fit import whitened
-from whitenedcse.serving.readout import every_layer, grids, needed, readout, write
+from whitenedcse.serving.readout import every_layer, grids, matrix, needed, readout, write
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
 RNG = np.random.default_rng(0)
@@ -62,6 +63,17 @@ def test_the_embedder_with_the_chosen_readout_has_the_cosines_that_chose_it(plai
         score = spearman_columns(pairs.gold, own[:, None])[0]
         assert score == pytest.approx(found.choice.scores[found.choice.best], abs=0.2)  # float32, k axes
     assert found.choice.scores[found.choice.best] > found.choice.own + 5
+
+
+def test_each_map_is_folded_as_its_transform_with_as_many_components():
+    draw = np.random.default_rng(2)
+    x = draw.normal(size=(300, 8)) @ draw.normal(size=(8, 8))
+    spectrum = Spectrum.of(x.mean(axis=0), np.cov(x.T, bias=True))
+    for one in maps(8, 300)[1:]:
+        ours = (x - x.mean(axis=0)) @ matrix(one, spectrum)
+        theirs = Postprocess(**one.settings).fit(x).transform(x)
+        assert ours.shape == theirs.shape, one
+        assert_allclose(ours @ ours.T, theirs @ theirs.T, atol=1e-8, err_msg=str(one))  # axes have no sign
 
 
 def test_a_readout_that_is_no_better_leaves_the_embedder_as_it_is(plain, tmp_path):

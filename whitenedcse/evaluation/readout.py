@@ -4,10 +4,10 @@ n: sentences, or pairs    r: layers, the embedding layer counted    d: width    
 
 A candidate is a pooling in a set of layers, x the mean over these, and a map x -> (x - mean) U diag(f) with
 the principal axes U and the variances l of x over a corpus. f decides the map: 1 for centring, 0 on the first
-axes for all-but-the-top [2], ((1 - s) l + s mean(l)) ** -p on the first k axes for whitening [1] in its soft
-forms. ZCA needs no candidate of its own: it is a rotation of the whitening over all axes, which leaves
-cosines as they are. All m maps of a set of layers cost three matrix products, because with a, b the
-coordinates of a pair on the axes
+axes for all-but-the-top [2], 1 on the first k axes alone for PCA, ((1 - s) l + s mean(l)) ** -p on these for
+whitening [1] in its soft forms. ZCA needs no candidate of its own: it is a rotation of the whitening over all
+axes, which leaves cosines as they are. All m maps of a set of layers cost three matrix products, because with
+a, b the coordinates of a pair on the axes
 
     cosine = sum_j f_j^2 a_j b_j / sqrt(sum_j f_j^2 a_j^2  sum_j f_j^2 b_j^2)
 
@@ -45,7 +45,7 @@ Floats = NDArray[np.float64]
 
 
 class Map(NamedTuple):
-    """A linear map after pooling: "none", "centre", "abtt" with `top`, or "whitening" with k of d axes."""
+    """A linear map after pooling: "none", "centre", "abtt" with `top`, "pca" and "whitening" with k axes."""
 
     kind: str
     k: int | None = None
@@ -63,7 +63,7 @@ class Map(NamedTuple):
     @property
     def settings(self) -> dict[str, Any] | None:
         """Those of the same `Postprocess`; None for no map."""
-        own = {"centre": {}, "abtt": {"top": self.top}, "none": None}
+        own = {"centre": {}, "abtt": {"top": self.top}, "pca": {"k": self.k}, "none": None}
         fitted = {"k": self.k, "shrinkage": self.shrinkage, "power": self.power}
         more = own.get(self.kind, fitted)
         return None if more is None else {"kind": self.kind, **more}
@@ -73,6 +73,8 @@ class Map(NamedTuple):
         d = len(variances)
         if self.kind == "abtt":
             return (np.arange(d) >= (self.top or 0)).astype(float)
+        if self.kind == "pca":
+            return (np.arange(d) < (self.k or d)).astype(float)
         if self.kind != "whitening":
             return np.ones(d)
         shrunk = (1 - self.shrinkage) * variances + self.shrinkage * variances.mean()
@@ -96,12 +98,8 @@ def maps(d: int, n: int) -> list[Map]:
     """The maps that are tried for vectors of width d and a corpus of n texts, which gives n - 1 axes at
     most."""
     ks = sorted({max(1, round(d * part)) for part in FRACTIONS}, reverse=True)
-    fitted = [
-        Map("whitening", k, s, p)
-        for k in ks
-        for s, p in [*((s, 0.5) for s in SHRINKAGES), (0.0, 0.25), (0.0, 0.0)]
-        if s or k < n
-    ]
+    forms = [*(("whitening", s, 0.5) for s in SHRINKAGES), ("whitening", 0.0, 0.25), ("pca", 0.0, 0.5)]
+    fitted = [Map(kind, k, s, p) for k in ks for kind, s, p in forms if s or k < n]
     tops = sorted({1, 2, 3, max(1, d // 100)})
     return [Map("none"), Map("centre"), *(Map("abtt", top=top) for top in tops if top < d), *fitted]
 

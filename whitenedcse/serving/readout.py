@@ -185,7 +185,7 @@ def folded(embedder: Embedder, best: Readout, spectrum: Spectrum, about: Mapping
 def matrix(chosen: Map, spectrum: Spectrum) -> NDArray[np.float64]:
     """The matrix (d, k) of x -> (x - mean) @ matrix, whose cosines are those that chose the map."""
     scaled = spectrum.axes * np.sqrt(chosen.squares(spectrum.variances))
-    return scaled[:, : chosen.k] if chosen.kind == "whitening" else scaled @ spectrum.axes.T
+    return scaled[:, : chosen.k] if chosen.k else scaled @ spectrum.axes.T
 
 
 def grids(found: Found) -> list[Grid]:
@@ -211,7 +211,7 @@ def near(found: Found, judged: Choice) -> Grid:
         row = best.setdefault((one.pooling, one.layers), {})
         if one.map.kind not in row or score > row[one.map.kind][0]:
             row[one.map.kind] = (score, one.map)
-    kinds, rows = ("none", "centre", "abtt", "whitening"), []
+    kinds, rows = ("none", "centre", "abtt", "pca", "whitening"), []
     for at in needed({at: max(score for score, _ in row.values()) for at, row in best.items()}):
         row = best[at]
         of = str(row["whitening"][1]).removeprefix("whitening, ") if "whitening" in row else "-"
@@ -219,7 +219,7 @@ def near(found: Found, judged: Choice) -> Grid:
     columns = ("layers", *kinds, "of the whitening")
     title = f"Spearman x 100 on the pairs, best of {len(judged.scores):,} readouts"
     title += f"; the model's own: {judged.own:.2f}"
-    return Grid(title, columns, rows, notes=[verdict(found, judged)], right=range(1, 5))
+    return Grid(title, columns, rows, notes=[verdict(found, judged)], right=range(1, 6))
 
 
 def said(at: Where) -> str:
