@@ -357,7 +357,7 @@ def test_a_run_that_is_killed_stopped_and_forced_on_ends_with_the_bits_of_one_th
 def test_so_does_a_run_of_two_processes_of_which_one_is_killed(home):
     """That ranks end with their agent is in tests/test_place.py."""
     torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2"]
-    two = few(home, 80)
+    two = few(home, 40)
     finished(home, *torchrun, str(ROOT / "train.py"), *two)
     (whole,) = set((home / "outputs").glob("c-*"))  # both ranks agreed on a name
     assert (home / "said").read_text().count("best checkpoint: ") == 1  # the first alone speaks
