@@ -272,9 +272,11 @@ def sentences() -> str:
   for it, {difference(best.differences, p[best.encoder, "best"])} is left:
   [{kept(raw, best, PLANNED["minilm"])}](results/claim/README.md). Training adds
   {added(best)} to the untouched encoder at its best{enough}.
-- **Where it fails:** from scratch training adds {added(weak)} to the untouched encoder, and nearly nothing to
-  its best readout ({weakest.untouched:.2f}); with crops as views the gain of whitening
-  [is not shown](results/lab/README.md).
+- **Where it fails:** from scratch the same difference is
+  {difference(weak.differences, p[weak.encoder, "raw"])} ({len(weak.differences)} of
+  {PLANNED["scratch"]} seeds); training adds {added(weak)} to the untouched
+  encoder, and nearly nothing to its best readout ({weakest.untouched:.2f}). With crops as views the gain of
+  whitening [is not shown](results/lab/README.md).
 """)
 
 
