@@ -1,8 +1,8 @@
 """Every command of README.md and docs/ runs as it is printed, in a folder that has what it names.
 
-But train.py does two steps, with one seed, the encoder is 16 wide, so that 256 components are 8, the sets
-have a few dozen rows, srun is a few lines, and nothing is installed. Of troubleshooting.md each error is that
-of its command.
+But train.py does two steps, with one seed and two systems of a table, the encoder is 16 wide, so that 256
+components are 8, the sets have a few dozen rows, srun is a few lines, and nothing is installed. Of
+troubleshooting.md each error is that of its command.
 """
 
 import os
