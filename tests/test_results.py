@@ -90,6 +90,7 @@ def test_the_share_that_a_readout_takes_decides_the_hypothesis():
     assert table.kept(raw, made(0.9, 3 * spread), 6).endswith(
         "confirmed by the plan's rule, though the interval holds one half"
     )
+    assert table.kept(made(-1.0, spread), raw, 6).startswith("no raw gain is shown")
     assert table.kept(raw, made(0.5, spread), 7).endswith("; 7 seeds decide")  # never because of a result
     shares = []
     for seed in range(400):  # the same bootstrap by a loop, with other draws

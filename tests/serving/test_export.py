@@ -99,7 +99,8 @@ def test_each_library_gives_the_source_s_vectors(shape, tokenizer, tmp_path):
 def test_onnxruntime_gives_the_same_vectors_without_layers_that_pooling_does_not_read(
     bert, tmp_path, monkeypatch
 ):
-    onnx = pytest.importorskip("onnx")
+    import onnx  # a second that the other tests need not wait for
+
     monkeypatch.chdir(tmp_path)  # where the lines of the card are run
     embedder = scaled(white(embedder_of(bert, kind="mean", layers=[1]).eval()), unit=True)
     assert export(embedder, tmp_path / "out", "onnx")["difference"] <= 1e-5
