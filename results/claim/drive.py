@@ -159,7 +159,7 @@ def make(job: Job, frozen: Path, outputs: Path) -> None:
             subprocess.run(job.command(folder), cwd=frozen, stdout=log, stderr=log, check=True)
         trained = time.time()
         if job.seed not in PILOT:
-            score(frozen, log, folder)
+            score(log, folder)
             untouched(job.cell.bed, frozen, outputs, log)
         seconds = [round(trained - began), round(time.time() - trained)]
         print(f"  trained in {seconds[0]} s, scored in {seconds[1]} s", file=log, flush=True)
@@ -167,10 +167,10 @@ def make(job: Job, frozen: Path, outputs: Path) -> None:
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def score(frozen: Path, log: Any, *paths: Path) -> None:
-    """Write claim.json of a run, or a file of its own of an encoder as it is."""
-    command = [sys.executable, HERE / "readouts.py", *paths]
-    subprocess.run(command, cwd=frozen, stdout=log, stderr=log, check=True)
+def score(log: Any, *paths: Path) -> None:
+    """Write claim.json of a run, or a file of its own of an encoder as it is; not with the frozen code."""
+    command = [sys.executable, "-m", "results.claim.readouts", *paths]
+    subprocess.run(command, cwd=HERE.parents[1], stdout=log, stderr=log, check=True)
 
 
 def untouched(bed: str, frozen: Path, outputs: Path, log: Any) -> None:
@@ -182,7 +182,7 @@ def untouched(bed: str, frozen: Path, outputs: Path, log: Any) -> None:
     elif not file.is_file():
         minilm = Path(os.environ["WHITENEDCSE_DATA"]).parent / "models/minilm-mlm"
         encoders = {"scratch": frozen / "results/pretrain/encoder", "minilm": minilm}
-        score(frozen, log, encoders.get(bed) or Path(os.environ["MLM_MINILM"]), file)
+        score(log, encoders.get(bed) or Path(os.environ["MLM_MINILM"]), file)
 
 
 def best(folder: Path) -> float:

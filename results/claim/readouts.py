@@ -1,4 +1,4 @@
-"""Score every readout of an encoder: python results/claim/readouts.py RUN, or MODEL OUT
+"""Score every readout of an encoder: python -m results.claim.readouts RUN, or MODEL OUT
 
 A readout is a pooling (cls, mean) of some layers, taken as it is or whitened afterwards: centred, rotated to
 the principal axes of 4,096 Wikipedia sentences and divided by the root of their variances, the first k kept.
