@@ -24,7 +24,6 @@ for name in [name for name in os.environ if name.startswith(tuple(FOREIGN.split(
 OWN = tempfile.mkdtemp(prefix="whitenedcse-tests-")
 atexit.register(shutil.rmtree, OWN, ignore_errors=True)
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HOME": f"{OWN}/hub", "WHITENEDCSE_CACHE": f"{OWN}/cache"}
-os.environ.setdefault("REMEMBERED", OWN)  # that of the process that starts the others
 os.environ |= {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
 import gc

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import fsspec
 import pytest
-import remembered
 import torch
 from lightning import seed_everything
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
@@ -34,7 +33,6 @@ from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.model.whitener import WhiteningSettings
 from whitenedcse.ragged import concatenate
 
-remembered.begin()
 ROOT = Path(__file__).parents[1]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits

@@ -25,8 +25,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import remembered
-
 ROOT = Path(__file__).parents[1]
 IMPORTED = ["lightning", "datasets", "sklearn.linear_model", "scipy.stats", "torch._dynamo"]
 IMPORTED += [f"transformers.models.{name}.modeling_{name}" for name in ("bert", "roberta")]
@@ -169,17 +167,9 @@ def tell(connections):
 
 def prepare():
     """Have done before the first fork what can be."""
-    from hydra import compose, initialize_config_dir
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-    from whitenedcse.model import scratch
-
-    remembered.begin()
-    scratch.small_bert()  # the quick start's tokenizer takes a second
     get_checkpoint_conversion_mapping("bert")
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        for name in ("train", "evaluate"):
-            compose(name, return_hydra_config=True)
     gc.set_threshold(50_000, 50, 50)  # as in conftest
     gc.collect()
     gc.freeze()  # else each collection of a program would copy these pages
@@ -262,6 +252,7 @@ def agent_of(forks):
 
 
 def code(command, forks):
+    agent_of(forks)
     sys.argv = ["-c", *command[2:]]
     exec(command[1], {"__name__": "__main__"})
 
@@ -269,10 +260,8 @@ def code(command, forks):
 PROGRAMS = {"whitenedcse": whitenedcse, "torchrun": torchrun, "-c": code}
 
 
-def forking(address, files=()):
+def forking(address):
     """Stands for `subprocess` in torchrun's agent: each rank is a fork of the server's.
-
-    files: where it writes, if not where this process does.
 
     In the file that RANKS names, where it does, each process id follows the last.
     """
@@ -280,7 +269,7 @@ def forking(address, files=()):
     def rank(args, *, env, stdout, stderr, start_new_session):
         words = [word for word in args[1:] if word != "-u"]
         command = ["whitenedcse", *words[2:]] if words[:2] == ["-m", "whitenedcse.app.cli"] else words
-        ours = files or [os.readlink(f"/proc/self/fd/{number}") for number in (1, 2)]
+        ours = [os.readlink(f"/proc/self/fd/{number}") for number in (1, 2)]
         own = [stream.name if stream else file for stream, file in zip((stdout, stderr), ours, strict=True)]
         process = Forked(address, command, os.getcwd(), NEW | dict(env), own)
         if "RANKS" in env:
