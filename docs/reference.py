@@ -81,7 +81,7 @@ def signature(name: str, symbol: object) -> str:
 
 def text(symbol: object) -> str:
     """A docstring as Markdown: its examples as blocks of code, its arguments as a list."""
-    blocks = (inspect.getdoc(symbol) or "").replace("  # doctest: +ELLIPSIS", "").split("\n\n")
+    blocks = (inspect.getdoc(symbol) or "").split("\n\n")
     names = list(inspect.signature(symbol).parameters)  # type: ignore[arg-type]
     return "\n".join(f"```pycon\n{b}\n```\n" if ">>>" in b else f"{listed(b, names)}\n" for b in blocks)
 

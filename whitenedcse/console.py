@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from whitenedcse.distributed import is_first
+
 # LaTeX: a cell that starts with [ or * would be read as an argument of the \\ before it
 LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
@@ -79,13 +81,11 @@ def lacking(what: str, package: str, extra: str | None = None, error: object = "
     return ValueError(f"{what} needs {package}{why}: pip install {target}")
 
 
-def quoted(value: Any, *, bare: bool = False) -> str:
-    """A value as Hydra's override grammar reads it back: null, true, numbers, 'text', lists and mappings.
+def quoted(value: Any) -> str:
+    """A value as Hydra's override grammar reads it back: null, true, numbers, lists, mappings, and text.
 
-    bare: leave text without quotes where it needs none.
-
-    >>> print(quoted(["a'b", 0.5, None]), quoted({"kind": "zca"}), quoted(["a", "a b"], bare=True))
-    ['a\\'b',0.5,null] {kind:'zca'} [a,'a b']
+    >>> print(quoted(["a'b", 0.5, None]), quoted({"kind": "zca"}), quoted("true"))
+    ['a\\'b',0.5,null] {kind:zca} 'true'
     """
     value = value.tolist() if hasattr(value, "tolist") else value
     if value is None or isinstance(value, bool):
@@ -93,10 +93,10 @@ def quoted(value: Any, *, bare: bool = False) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{quoted(item, bare=bare)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{quoted(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(quoted(item, bare=bare) for item in value) + "]"
-    if bare and re.fullmatch(BARE, str(value)):
+        return "[" + ",".join(quoted(item) for item in value) + "]"
+    if re.fullmatch(BARE, str(value)):
         return str(value)
     doubled = re.sub(r"(\\+)(?='|$)", r"\1\1", str(value))  # others than these escape nothing
     return "'" + doubled.replace("'", "\\'") + "'"
@@ -108,7 +108,7 @@ def override(name: str, value: Any) -> str:
     >>> print(override("model", "outputs/a"), override("model", "it's"), override("compare", ["a,b", "c"]))
     model=outputs/a 'model='"'"'it\\'"'"'s'"'"'' 'compare=['"'"'a,b'"'"',c]'
     """
-    return shlex.quote(f"{name}={quoted(value, bare=True)}")
+    return shlex.quote(f"{name}={quoted(value)}")
 
 
 class Grid(NamedTuple):
@@ -209,9 +209,9 @@ def as_latex(grid: Grid) -> str:
 
 
 def say(content: str | Grid) -> None:
-    """Print a line or a table, also where a progress bar is drawn."""
+    """Print a line or a table, once however many ranks there are, also where a progress bar is drawn."""
     parts = [content] if isinstance(content, str) else printed(content)
-    for part in parts:
+    for part in parts if is_first() else ():
         console().print(part, soft_wrap=isinstance(part, str), highlight=False, markup=False)
 
 

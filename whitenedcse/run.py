@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from shlex import quote
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import OmegaConf
 
@@ -109,7 +109,8 @@ class Run:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """The content of versions.json, or {} without that file. Raises ValueError if not a JSON object."""
-        return self._json("versions.json") or {}
+        file = self.path / "versions.json"
+        return read_json(file) if file.is_file() else {}
 
     @property
     def scores(self) -> dict[str, Any] | None:
@@ -117,42 +118,34 @@ class Run:
         return self._scores if (self.path / "scores.json").is_file() else None
 
     @cached_property
-    def _scores(self) -> dict[str, Any] | None:
-        return self._json("scores.json")
+    def _scores(self) -> dict[str, Any]:
+        return read_json(self.path / "scores.json")
 
-    def _json(self, name: str) -> dict[str, Any] | None:
-        return read_json(self.path / name) if (self.path / name).is_file() else None
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of test scores; [] before the end, and of a run without tests."""
+        return (self.scores or {}).get("rows", [])
 
     @property
     def results(self) -> dict[str, Any]:
         """The `scores` of a run that has ended. Raises FileNotFoundError if it has not."""
-        return self.scores or self._lacks("scores.json")
-
-    def _lacks(self, name: str) -> NoReturn:
-        sweep = f"a sweep: name runs of it, as {self.path}/0, or all as '{self.path}/*'"
-        kind = sweep if (self.path / SWEPT).is_file() else f"not a run that has ended: it has no {name}"
-        raise FileNotFoundError(f"{self.path} is {kind}")
+        if self.scores is None:
+            sweep = f"a sweep: name runs of it, as {self.path}/0, or all as '{self.path}/*'"
+            kind = (
+                sweep if (self.path / SWEPT).is_file() else "not a run that has ended: it has no scores.json"
+            )
+            raise FileNotFoundError(f"{self.path} is {kind}")
+        return self.scores
 
     @cached_property
     def items(self) -> dict[str, NDArray[Any]]:
         """The arrays of evaluate.py's items.npz by name. Raises FileNotFoundError without that file."""
-        if not (self.path / "items.npz").is_file():
-            self._lacks("items.npz")
         return arrays(self.path / "items.npz")
 
     @cached_property
     def series(self) -> dict[str, Series]:
         """The columns of metrics.csv by name: for each, the steps (n,) and the finite values (n,)."""
         return logged(self.metrics)
-
-    def at(self, name: str, step: int) -> float | None:
-        """The value of a series at a step; None if there is none."""
-        return self.series[name].at(step) if name in self.series else None
-
-    @property
-    def dev(self) -> dict[str, Any] | None:
-        """`dev` of scores.json, or its equivalent from the evaluations so far; None before the first."""
-        return dict(self.scores["dev"]) if self.scores is not None else dev(self.series)
 
     def row(self, name: str | None = None) -> tuple[int, dict[str, Any]]:
         """The number and the content of a row of test scores by its name, or the beginning of that.
@@ -318,19 +311,6 @@ def logged(file: Path) -> dict[str, Series]:
         name: Series(np.array([step for step, _ in pairs]), np.array([value for _, value in pairs]))
         for name, pairs in columns.items()
     }
-
-
-def dev(columns: Mapping[str, Series]) -> dict[str, Any] | None:
-    """The equivalent of `dev` in scores.json of the evaluations so far; None before the first."""
-    if SPEARMAN not in columns:
-        return None
-    steps, values = columns[SPEARMAN]
-    best = int(values[1:].argmax()) + 1 if len(values) > 1 else 0
-    summary = {"before": values[0], "best": values[best], "best_step": int(steps[best]), "n": None}
-    scores = {name: column for name, column in columns.items() if name.startswith("dev/")}
-    for key, step in (("values_before", steps[0]), ("values_best", steps[best])):
-        summary[key] = {name: column.at(int(step)) for name, column in scores.items()}
-    return summary
 
 
 def by_task(row: Mapping[str, Any], headline: str) -> dict[str, float | None]:

@@ -22,7 +22,6 @@ import numpy
 ones = lambda texts: numpy.ones((len(texts), 4))
 nan = lambda texts: numpy.full((len(texts), 4), numpy.nan)
 short = lambda texts: numpy.ones((len(texts) - 1, 4))
-number = 3
 """
 
 
@@ -98,7 +97,6 @@ TRAINING = [
 EVALUATION = [
     ({}, "protocol=posthoc", ["bert is not a run of train.py", "fit=FILE"]),
     ({}, "draws=0", ["0 draws from 8 pairs"]),
-    ({}, "model=bad_input_models:number", ["number is a int, not a function"]),
     ({}, "model=bad_input_models:short", ["8 sentences have (7, 4) vectors"]),
     ({}, "model=bad_input_models:nan", ["8 of 8 sentences have vectors that are not finite"]),
     ({}, "postprocess=whitening k=17", ["k=17 components of vectors of width 16"]),

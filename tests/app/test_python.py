@@ -282,13 +282,3 @@ def test_the_commands_of_the_package_are_the_scripts(home):
     done = started("whitenedcse", "train", *words, cwd=home)
     assert done.returncode == 0 and Run("outputs/b").settings["seed"] == 7, done.stderr
     assert Run("outputs/b").facts["experiment"] == "own with bert"  # which names another encoder
-
-
-def test_a_search_asks_for_dev_pairs(monkeypatch):
-    sweeper = {"direction": "maximize"}
-    monkeypatch.setattr(scripts.HydraConfig, "get", lambda: SimpleNamespace(sweeper=sweeper))
-    scripts.check_search("STS-B/dev")
-    with pytest.raises(ValueError, match=r"a search maximises the dev score: .* monitor.dev=FILE"):
-        scripts.check_search(None)
-    sweeper.clear()  # a list of settings needs none
-    scripts.check_search(None)

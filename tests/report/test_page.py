@@ -61,7 +61,8 @@ def test_a_run_says_what_it_is_with_a_chart_for_each_thing_that_was_logged(tmp_p
             assert kind == "data:image/png;base64" and min(image.shape[:2]) > 300
             assert image[..., :3].std() > 0.01
     unfinished = trained(tmp_path / "unfinished", finished=False)
-    assert {"NOT FINISHED", "61.00", "70.00"} <= set(Elements(written(unfinished)).words)
+    page = Elements(written(unfinished))
+    assert "NOT FINISHED" in page.words and "Dev score" in page.charts
     (unfinished / "metrics.csv").unlink()
     assert Elements(written(unfinished)).charts == []
 

@@ -59,9 +59,9 @@ def test_the_page_computes_what_it_is_asked(demo, embedder):
 
 
 def test_what_cannot_be_shown_is_one_line(demo, source, tmp_path, capsys, monkeypatch):
-    (tmp_path / "few.txt").write_text("one\ntwo\none\n")
+    (tmp_path / "few.txt").write_text("one\none\n")
     assert cli.main(["demo", source, str(tmp_path / "few.txt")]) == 2
-    assert "few.txt has 2 different sentences; the page whitens them" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("error: ")
     monkeypatch.setitem(sys.modules, "whitenedcse.serving.demo", None)
     assert cli.main(["demo", source, str(tmp_path / "few.txt")]) == 2
     assert "pip install 'whitenedcse[demo]'" in capsys.readouterr().err

@@ -203,19 +203,6 @@ def test_a_kill_while_texts_are_added_leaves_the_index(embedder, corpus, tmp_pat
     assert {path.name for path in tmp_path.iterdir()} == {"index", "corpus.txt"}
 
 
-def test_signs_that_the_output_lacks_are_replaced(embedder, tmp_path, monkeypatch):
-    Index.build(embedder, ["the cat \u2014 \u00fcber"]).save(tmp_path / "index")
-    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr("sys.stdout", out)
-    for to in ("table", "csv", "markdown", "latex"):
-        assert cli.main(["search", "query", str(tmp_path / "index"), "the cat", "--to", to]) == 0
-    out.flush()
-    assert out.buffer.getvalue().decode("ascii").count("the cat ? ?ber") == 4
-    for script in ("train", "evaluate"):
-        monkeypatch.setattr("sys.stdout", out := io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-        assert cli.main([script, "--help"]) == 0 and out.errors == "replace"
-
-
 def test_threads_query_one_index(embedder, tmp_path):
     Index.build(embedder, LINES).save(tmp_path / "index")
     index, found = Index.load(tmp_path / "index"), []

@@ -61,54 +61,34 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "project": argument("PROJECT", "logger.project of the runs, e.g. whitenedcse"),
     "what": argument("WHAT", REPORTED, nargs="*"),
     "--pooling": choice(*POOLINGS, about=OWN_POOLING, default=None),
-    "--layers": argument(
-        "LAYER", "the layers to pool in such an encoder, 0 the embeddings (default: -1)", type=int, nargs="+"
-    ),
+    "--layers": argument("LAYER", "its layers to pool, 0 the embeddings (default: -1)", type=int, nargs="+"),
     "--prompt": argument("TEXT", "put before each text that is encoded (default: SOURCE's own prompt)"),
     "--query-prompt": argument("TEXT", "put before each query (default: SOURCE's for queries, or --prompt)"),
-    "--sample": argument(
-        "N", "rows to draw at random from CORPUS (default: all, but where said above)", type=positive
-    ),
-    "--columns": argument(
-        "NAME", "the columns of a table that hold texts; each is texts of its own", nargs="+", default=()
-    ),
+    "--sample": argument("N", "rows to draw at random (default: all, but where said above)", type=positive),
+    "--columns": argument("NAME", "columns of a table, each with texts of its own", nargs="+", default=()),
     "--ids": argument("NAME", "the column of a table that holds ids, each once (default: each row's number)"),
     "--bf16": {"action": "store_true", "help": "let the encoder compute in bfloat16: faster"},
     "--whiten": argument("FIT", "a file written by `whitenedcse whiten fit`"),
     "--whiten-on": argument("CORPUS", "fit a whitening to this corpus and include it"),
     "--dim": argument("K", "the number of components of the whitening to keep (default: all)", type=positive),
     "--kind": choice("whitening", "pca", "zca", "standardise", "centre", "abtt"),
-    "--shrinkage": {
-        "type": float,
-        "default": 0.0,
-        "help": "pull variances towards their mean, from 0 (the default) to below 1, for few rows",
-    },
+    "--shrinkage": argument("S", "pull variances to their mean, 0 (default) to 1", type=float, default=0.0),
     "--unit": {
         "action": argparse.BooleanOptionalAction,
         "help": "scale vectors to unit length at the end (default: as SOURCE does)",
     },
     "--no-verify": {"action": "store_true", "help": "do not compare the vectors with SOURCE's"},
     "--dtype": choice("float32", "float16"),
-    "--shard": argument(
-        "N", "rows per file, of which a kill loses one (default: 20,000)", type=positive, default=20_000
-    ),
-    "--processes": argument(
-        "P", "processes that share the work (default: one per GPU, or one)", type=positive
-    ),
+    "--shard": argument("N", "rows per file (default: 20,000)", type=positive, default=20_000),
+    "--processes": argument("P", "processes that share the work (default: one per GPU)", type=positive),
     "--engine": choice("ray", about="use a Ray cluster; all of it must see OUT", default=None),
     "--factory": argument("F", "a FAISS index, e.g. IVF1024,SQ8 or HNSW32 (default: Flat)", default="Flat"),
-    "--vectors": argument(
-        "DIR", "use what `whitenedcse encode SOURCE CORPUS DIR` wrote, with the same --whiten and --dim"
-    ),
+    "--vectors": argument("DIR", "what `whitenedcse encode` wrote of this, with the same --whiten and --dim"),
     "--file": argument("QUERIES", "a file of queries, or any other corpus"),
     "--top": argument("N", "texts per query (default: 10)", type=positive, default=10),
-    "--pairs": argument(
-        "PAIRS", "200 or more scored pairs: columns sentence1, sentence2, score; or STS-B/dev"
-    ),
+    "--pairs": argument("PAIRS", "200 scored pairs or more: sentence1, sentence2, score; or STS-B/dev"),
     "--list": {"action": "store_true", "help": "list the published tables and figures"},
-    "--against": argument(
-        "LABEL", "the group of a sweep with which the others are compared (default: the first)"
-    ),
+    "--against": argument("LABEL", "the group with which the others are compared (default: the first)"),
     "--out": argument("PATH", "where to write (readout: default only tables)", type=Path),
     "--to": choice("table", "markdown", "csv", "latex", about="output format"),
 }
@@ -128,7 +108,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     if words[:1] in (["train"], ["evaluate"]):
         return script(*words)
-    console.encodable()
     arguments = parser().parse_args([word for word in words if word != "--debug"])
     try:
         with console.ending_when_asked():

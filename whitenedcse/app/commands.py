@@ -40,44 +40,38 @@ def data_fetch(arguments: Namespace) -> int:
 
 
 def report(arguments: Namespace) -> int:
-    """Print a published table beside our numbers, a list of these tables, or a report on runs of train.py."""
+    """Print the list of published tables, one of them beside our numbers, or a report on runs of train.py."""
     from whitenedcse.report import published
 
-    what, known = arguments.what, published.names()
+    what, known = arguments.what, published.tables()
     if arguments.list or not what:
-        for key, title in known.items():
-            say(f"{key}: {title}")
-        return 0
-    papers = {key.partition("/")[0] for key in known}
-    of_paper = what[0].partition("/")[0] in papers and not Path(what[0]).is_dir()  # if misspelt, too
-    if what[0] not in known and not of_paper:
-        return report_runs(arguments)
-    from whitenedcse.app.config import composed
+        for key, table in known.items():
+            say(f"{key}: {table['title']} ({table['source']})")
+    elif what[0] in known:
+        from whitenedcse.app.config import composed
 
-    runs = what[1:] or (["outputs"] if Path("outputs").is_dir() else [])
-    show([published.report(what[0], composed, runs)], arguments.to)
+        runs = what[1:] or (["outputs"] if Path("outputs").is_dir() else [])
+        show([published.report(what[0], composed, runs)], arguments.to)
+    else:
+        report_runs(arguments)
     return 0
 
 
-def report_runs(arguments: Namespace) -> int:
-    """Print the tables of a run or a sweep, write its page, and print where the page is."""
+def report_runs(arguments: Namespace) -> None:
+    """Print the tables of a run or a sweep, write its page, and print where the page is.
+
+    Where a program reads the tables, what is not in them goes to the standard error.
+    """
     from whitenedcse.report import page
 
     made, files = page.write(arguments.what, arguments.out, arguments.against)
-    for line in made.verdict:
-        say_beside(arguments, line)
-    show(made.grids, arguments.to)
-    for file in files:
-        say_beside(arguments, f"written: {file}")
-    return 0
-
-
-def say_beside(arguments: Namespace, line: str) -> None:
-    """Print a line; on the standard error where something else than a person reads the tables."""
+    written = [f"written: {file}" for file in files]
     if arguments.to == "table":
-        say(line)
+        for part in [*made.parts, *written]:
+            say(part)
     else:
-        sys.stderr.write(f"{line}\n")
+        show(made.grids, arguments.to)
+        sys.stderr.writelines(f"{line}\n" for line in [*made.verdict, *written])
 
 
 def dashboard(arguments: Namespace) -> int:
@@ -117,17 +111,16 @@ def whitened(arguments: Namespace) -> Any:
     from whitenedcse.serving import fit as fits
 
     check_dim(arguments)
-    k, on = arguments.dim, getattr(arguments, "whiten_on", None)
+    embedder, on = opened(arguments), getattr(arguments, "whiten_on", None)
     if arguments.whiten:
-        fit = Postprocess.load(arguments.whiten)
-        return fits.whitened(opened(arguments), fit, k)
-    embedder = opened(arguments)
+        return fits.whitened(embedder, Postprocess.load(arguments.whiten), arguments.dim)
     if on is None:
         return embedder
-    fit, corpus = Postprocess("whitening", k=k), sources.named(on, arguments.columns, arguments.sample)
+    fit = Postprocess("whitening", k=arguments.dim)
+    corpus = sources.named(on, arguments.columns, arguments.sample)
     facts = fits.fitted(fit, embedder, corpus, bf16=arguments.bf16)
     fit.provenance = {"source": arguments.source, **facts}
-    return fits.whitened(embedder, fit, k)
+    return fits.whitened(embedder, fit, arguments.dim)
 
 
 def readout(arguments: Namespace) -> int:
@@ -158,22 +151,18 @@ def whiten_fit(arguments: Namespace) -> int:
     distributed.check_alone("whiten fit")
     fit = Postprocess(arguments.kind, shrinkage=arguments.shrinkage)
     corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)
-    if not remote.is_url(arguments.out):
-        check_fit_place(Path(arguments.out))
+    if not remote.is_url(arguments.out):  # before hours of work
+        out = Path(arguments.out)
+        if out.is_dir() or not out.parent.is_dir():
+            raise FileNotFoundError(
+                f"{out}: name a file in a directory that exists, as whitening.safetensors"
+            )
+        if out.is_file():
+            Postprocess.load(out)  # refuses a file of another kind, which would be lost
     facts = fitted(fit, opened(arguments), corpus, bf16=arguments.bf16)
     fit.save(arguments.out, {"source": arguments.source, **facts})
     say(f"{fit.kind} of width {len(fit.mean)}, fitted to {facts['texts']:,} texts: {arguments.out}")
     return 0
-
-
-def check_fit_place(out: Path) -> None:
-    """Raise OSError or ValueError, before hours of work, for a path where no fit can be written."""
-    from whitenedcse.evaluation.postprocess import Postprocess
-
-    if out.is_dir() or not out.parent.is_dir():
-        raise FileNotFoundError(f"{out}: name a file in a directory that exists, as whitening.safetensors")
-    if out.is_file():
-        Postprocess.load(out)  # refuses a file of another kind, which would be lost
 
 
 def export(arguments: Namespace) -> int:
@@ -210,8 +199,7 @@ def encode(arguments: Namespace) -> int:
     job = Job(partial(whitened, arguments), arguments.source, corpus, out, **form)
     with interrupted(lambda: f"{state(out)}, and the same command resumes" if is_first() else ""):
         encoded(job, arguments.processes, arguments.engine)
-    if is_first():
-        say(f"{state(out)}: {out}")
+    say(f"{state(out)}: {out}")
     return 0
 
 
@@ -293,10 +281,6 @@ def demonstrate(arguments: Namespace) -> int:
     from whitenedcse.data.corpus import texts
 
     corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample or 10_000)
-    sentences = list(dict.fromkeys(texts(corpus)))
-    if len(sentences) < 3:
-        few = f"{arguments.corpus} has {len(sentences)} different sentences"
-        raise ValueError(f"{few}; the page whitens them, for which it needs three or more")
-    trial = Trial(opened(arguments), sentences)
+    trial = Trial(opened(arguments), list(dict.fromkeys(texts(corpus))))
     serve(page(trial, f"{arguments.source} on {arguments.corpus}"))
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse import console
 from whitenedcse.app.config import check, check_name, plain
-from whitenedcse.app.start import again, say
-from whitenedcse.console import lacking
+from whitenedcse.app.start import again
+from whitenedcse.console import interrupted, lacking, say
 from whitenedcse.data.remote import is_url
 from whitenedcse.distributed import check_alone
 from whitenedcse.files import DAMAGED, parsing
@@ -43,7 +42,7 @@ def evaluate(cfg: DictConfig) -> float | None:
             for part in compared(list(cfg.compare), cfg.draws).parts:
                 say(part)
             return None
-        with run.claim(), console.interrupted(lambda: f"{again(run)} repeats it"):
+        with run.claim(), interrupted(lambda: f"{again(run)} repeats it"):
             scores, items, notes = scored(cfg, run, None)
             run.end(scores, items)
     from whitenedcse.evaluation.suite import headline
@@ -76,7 +75,7 @@ def scored(
     poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
     read = ", ".join(dict.fromkeys(str(pooling or source.steps) for pooling in poolings))
     say(f"model: {cfg.model}   pooling: {read}   sentences: {len(plan.sentences):,}")
-    all_layers = figures.every_layer(cfg.figures) or bool(cfg.keep)
+    all_layers = bool(cfg.keep) or not {"layers", "subsets"}.isdisjoint(cfg.figures)
     wanted = layers.Wanted(poolings, protocol.max_length, protocol.extra, all_layers, cfg.bf16)
     x, pooled = layers.vectors(source, plan.sentences, wanted)
     if pooled and cfg.keep:
@@ -148,21 +147,16 @@ def fitted_on(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[
             f"{model} is not a run of train.py, whose corpus protocol=posthoc and fit=training fit to; "
             "name the corpus to fit to, e.g. fit=wiki1m, or fit=FILE with a sentence a line"
         )
-    data, noted = run.settings["data"], run.facts.get("corpus")
-    if run.scores is not None and noted not in (None, corpus_fingerprint(data)):
+    from whitenedcse.data import corpus, sources
+
+    data = run.settings["data"]
+    now = corpus.Corpus(str(sources.located(data["corpus"])), tuple(data["columns"]), data.get("sample"))
+    if run.scores is not None and run.facts.get("corpus") not in (None, corpus.fingerprint(now)):
         raise ValueError(
             f"{data['corpus']} is not what {model} was trained on; name the corpus to fit to, fit=FILE, "
             "or start where train.py was started"
         )
     return data["corpus"], list(data["columns"]), data.get("sample")
-
-
-def corpus_fingerprint(data: Mapping[str, Any]) -> str:
-    """That of a run's corpus as it is now, found from this folder."""
-    from whitenedcse.data import corpus, sources
-
-    path = str(sources.located(data["corpus"]))
-    return corpus.fingerprint(corpus.Corpus(path, tuple(data["columns"]), data.get("sample")))
 
 
 def source_of(model: str, pooling: Pooling | None, prompt: str | None = None) -> Source:
@@ -178,8 +172,6 @@ def source_of(model: str, pooling: Pooling | None, prompt: str | None = None) ->
         sys.path.insert(0, str(Path.cwd()))
         try:
             function = getattr(importlib.import_module(module), name)
-            if not callable(function):
-                raise AttributeError(f"{name} is a {type(function).__name__}, not a function")
             before = prompt or ""
             return Source(lambda texts: function([before + text for text in texts]), "its own", prompt=before)
         except (ImportError, AttributeError, ValueError) as error:  # ValueError: nothing before the colon
@@ -224,8 +216,6 @@ def check_readable(embedder: Any, rows: Iterable[Any]) -> None:
     from whitenedcse.evaluation.protocol import setting
 
     for row in rows:
-        if row.choose and embedder is None:
-            raise ValueError("this model shows no layers to choose a readout from; give an encoder or a run")
         if row.choose and setting(row.fit) != "inductive":
             raise ValueError("a readout is fitted to a corpus: fit=FILE, one sentence a line, or fit=wiki1m")
         k = row.map.get("k") if row.map else None

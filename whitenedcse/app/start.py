@@ -30,9 +30,8 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from whitenedcse import console
 from whitenedcse.app.config import CONF, check_jobs, check_words, help_page, mendable, message
-from whitenedcse.console import asked_to_end, ending_when_asked, override, quoted
+from whitenedcse.console import asked_to_end, ending_when_asked, override, quoted, say
 from whitenedcse.distributed import ASKING, end_with_parent, has_agent, is_first, placed
 from whitenedcse.inputs import expanded
 from whitenedcse.run import Run
@@ -42,6 +41,7 @@ BAD_INPUT = 2  # the exit code of what a user can mend
 PATIENCE = 300  # seconds that a rank which was asked to stop may take, for its step and its checkpoint
 LATER = 2.0  # seconds that another rank than the first waits before it says why it failed
 LOST = 4.0  # seconds more where the cause may be another rank, which then has said it
+JOBLIB = "JoblibLauncher"  # runs several jobs of a sweep at a time
 HOME = r"(?<=[=,\[])~/[^,\[\]'\"=]*"  # a path in the home directory, in the value of a setting
 QUIET = (
     ".*does not have many workers.*",
@@ -55,7 +55,6 @@ QUIET = (
 
 def start(script: Callable[[DictConfig], Any]) -> None:
     """Run a function on the configuration of its name; --debug shows the traceback of an error."""
-    console.encodable()
     debug, here = "--debug" in sys.argv, placed()
     words = ["force=true" if word == "--force" else word for word in sys.argv if word != "--debug"]
     sys.argv = settings_last([re.sub(HOME, lambda path: quoted(expanded(path[0])), word) for word in words])
@@ -69,19 +68,13 @@ def start(script: Callable[[DictConfig], Any]) -> None:
         with ending_when_asked(), explained(debug=debug):
             check_words(sys.argv)
             if {"--help", "-h"} & {*sys.argv}:
-                console.say(help_page(script.__name__, sys.argv[1:]))
+                say(help_page(script.__name__, sys.argv[1:]))
             else:
                 main(job(script, debug=debug))()
     except BaseException as error:
         if here is None:
             raise
         leave(error)
-
-
-def say(content: str | console.Grid) -> None:
-    """Print a line or a table, once however many ranks there are."""
-    if is_first():
-        console.say(content)
 
 
 def settings_last(argv: list[str]) -> list[str]:
@@ -101,21 +94,14 @@ def job(script: Callable[..., Result], *, debug: bool = False) -> Callable[..., 
     @wraps(script)
     def one_line_at_most(*arguments: Any) -> Result:
         quiet()  # here, not in `start`: a launcher's own process begins here
-        if together() and OmegaConf.select(arguments[0], "trainer.devices", default=1) == 1:
-            take_gpu(HydraConfig.get().job.num)
+        hydras: Any = HydraConfig.get() if HydraConfig.initialized() else None
+        several = hydras and hydras.mode == RunMode.MULTIRUN and JOBLIB in hydras.launcher._target_
+        if several and OmegaConf.select(arguments[0], "trainer.devices", default=1) == 1:
+            take_gpu(hydras.job.num)
         with explained(debug=debug):
             return script(*arguments)
 
     return one_line_at_most
-
-
-def together() -> bool:
-    """Whether this is a job of a sweep by hydra/launcher=joblib, several at a time."""
-    hydras = HydraConfig.get() if HydraConfig.initialized() else None
-    return hydras is not None and hydras.mode == RunMode.MULTIRUN and JOBLIB in hydras.launcher._target_
-
-
-JOBLIB = "JoblibLauncher"
 
 
 def take_gpu(job: int) -> None:
@@ -231,11 +217,10 @@ def again(run: Run) -> str:
     hydras = HydraConfig.get()
     if hydras.mode is None:  # `whitenedcse.train`
         return f"the same call with output={str(run.path)!r}"
-    kind, folder = ("run", run.path) if hydras.mode == RunMode.RUN else ("sweep", run.path.parent)
-    outputs = Path.cwd() / "outputs"
+    folder, outputs = run.path if hydras.mode == RunMode.RUN else run.path.parent, Path.cwd() / "outputs"
     if folder.is_relative_to(outputs):
         return f"the same command with {override('run', folder.relative_to(outputs))}"
-    return f"the same command with {override(f'hydra.{kind}.dir', folder)}"
+    return "the same command"  # which names a folder elsewhere
 
 
 class Checked(Callback):

@@ -22,11 +22,10 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from whitenedcse import console
 from whitenedcse.app.config import check, check_name, inherited, own_encoder, plain
 from whitenedcse.app.evaluate import scored
-from whitenedcse.app.start import Checked, again, launched, say
-from whitenedcse.console import override, quoted
+from whitenedcse.app.start import Checked, again, launched
+from whitenedcse.console import interrupted, override, quoted, say
 from whitenedcse.distributed import placed
 from whitenedcse.files import checksum
 from whitenedcse.run import OTHER, Run
@@ -44,7 +43,6 @@ def train(cfg: DictConfig, parts: Mapping[str, Any] = MappingProxyType({})) -> f
     with run.tidied():
         check("train", cfg, HydraConfig.get())
         check_name(str(plain(cfg)["run"]))
-        check_search(cfg.monitor.dev)
         cfg.run = run.path.name
         note_parts(cfg, parts)
         settings = OmegaConf.to_yaml(cfg, resolve=True)
@@ -112,7 +110,7 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any, parts: Mappin
     trainer: Any = as_partial(cfg.trainer, _convert_="all")(logger=loggers, callbacks=callbacks)
     trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
     if trainer.is_global_zero:
-        with console.interrupted(lambda: f"{again(run)} resumes it"):
+        with interrupted(lambda: f"{again(run)} resumes it"):
             ended(cfg, run, monitor.summary(), loggers)
 
 
@@ -232,7 +230,7 @@ def several(run: Run, devices: int) -> bool:
     if devices < 2:
         return False
     words = sys.argv[1:] if hydras.mode == RunMode.RUN else [*hydras.overrides.task, *inherited(hydras)]
-    if status := launched([*words, f"hydra.run.dir={quoted(str(run.path), bare=True)}"], devices, again(run)):
+    if status := launched([*words, f"hydra.run.dir={quoted(str(run.path))}"], devices, again(run)):
         sys.exit(status)
     return True
 
@@ -280,14 +278,11 @@ def ended(cfg: DictConfig, run: Run, dev: dict[str, Any], loggers: list[Any]) ->
         if hasattr(logger, "finish"):  # the dashboard's
             logger.finish(run.best, scores)
     run.end(scores, items)
-    say_end(run, scores, own=cfg.monitor.dev != "STS-B/dev")
+    say_end(cfg, run, scores)
 
 
-def say_end(run: Run, scores: dict[str, Any], *, own: bool) -> None:
-    """Print where a run is and, unless a sweep goes on, its scores and what is next.
-
-    own: it has other dev pairs than STS-B.
-    """
+def say_end(cfg: DictConfig, run: Run, scores: dict[str, Any]) -> None:
+    """Print where a run is and, unless a sweep goes on, its scores and what is next."""
     from whitenedcse.report.tables import grids, training_grid
 
     alone, tested = HydraConfig.get().mode != RunMode.MULTIRUN, "rows" in scores
@@ -297,7 +292,8 @@ def say_end(run: Run, scores: dict[str, Any], *, own: bool) -> None:
     here = run.path.relative_to(Path.cwd()) if run.path.is_relative_to(Path.cwd()) else run.path
     say(f"best checkpoint: {here}/best   metrics: {here}/metrics.csv   scores: {here}/scores.json")
     if alone:
-        name, tests = quote(str(here)), " 'tasks.names=[TESTS.csv]'" if own else ""
+        tests = "" if cfg.monitor.dev == "STS-B/dev" else " 'tasks.names=[TESTS.csv]'"
+        name = quote(str(here))
         after = [f"whitenedcse report {name}", f"whitenedcse export {name} OUT --to transformers"]
         if not tested:
             after.insert(1, f"whitenedcse evaluate {override('model', here)}{tests}")
@@ -314,14 +310,6 @@ def tests_of(cfg: DictConfig, run: Run) -> DictConfig | None:
     settings = compose("evaluate", ["protocol=posthoc"])
     settings.model, settings.sample, settings.tasks.names = str(run.path), SAMPLE, list(cfg.tasks.names)
     return settings
-
-
-def check_search(dev: str | None) -> None:
-    """Raise ValueError for a search, which maximises the dev score, without dev pairs."""
-    if dev is None and "direction" in (HydraConfig.get().sweeper or {}):
-        raise ValueError(
-            "a search maximises the dev score: name scored pairs by monitor.dev=FILE or monitor=sts_b"
-        )
 
 
 class Sweep(Checked):

@@ -155,7 +155,7 @@ def shape(ax: Axes, run: Run) -> None:
     """Plots alignment against uniformity, one point per evaluation, as Figure 3 of WhitenedCSE does."""
     steps = np.intersect1d(run.series["dev/alignment"].steps, run.series["dev/uniformity"].steps)
     names = ("dev/uniformity", "dev/alignment")
-    x, y = np.array([[run.at(name, step) for step in steps.tolist()] for name in names])
+    x, y = np.array([[run.series[name].at(step) for step in steps.tolist()] for name in names])
     ax.plot(x, y, "-", color="0.75", linewidth=1, zorder=1)
     points = ax.scatter(x, y, c=steps, cmap="viridis", s=26, zorder=2)
     if len(steps) > 1:
@@ -270,7 +270,7 @@ def over_training(ax: Axes, groups: Sequence[Group]) -> None:
         runs = [run for run in group.runs.values() if SPEARMAN in run.series]
         logged = [set(run.series[SPEARMAN].steps.tolist()) for run in runs]
         steps = sorted(set.intersection(*logged)) if runs else []
-        table = np.array([[run.at(SPEARMAN, step) for step in steps] for run in runs], dtype=float)
+        table = np.array([[run.series[SPEARMAN].at(step) for step in steps] for run in runs], dtype=float)
         if steps:
             ax.plot(steps, table.mean(axis=0), marker=mark, color=colour, linewidth=1.3, markersize=4)
             low, high = table.min(axis=0), table.max(axis=0)

@@ -153,12 +153,6 @@ def differences(groups: Sequence[Group], first: Group, name: str) -> list[Differ
     return found
 
 
-def corrected(found: Sequence[Difference]) -> list[Difference]:
-    """The differences with their p corrected for their number by Holm."""
-    p = iter(holm([d.p for d in found if d.p is not None]))
-    return [d if d.p is None else d._replace(p=next(p)) for d in found]
-
-
 # in words
 
 
@@ -258,7 +252,9 @@ def spread(scores: Mapping[Any, float], digits: int = 2) -> str:
 def comparison(sweep: Sweep, against: str | None = None) -> Report:
     """What a sweep shows: groups, their differences from one, the untouched encoder, geometry, tests."""
     first, (what, name) = reference(sweep, against), main_score(sweep)
-    found = corrected(differences(sweep.groups, first, name))
+    found = differences(sweep.groups, first, name)
+    p = iter(holm([d.p for d in found if d.p is not None]))
+    found = [d if d.p is None else d._replace(p=next(p)) for d in found]
     grids = [averages(sweep, first, what, found), untouched(sweep), space(sweep), *by_task(sweep, first)]
     return Report(verdict(first.label, what, found), [grid for grid in grids if grid.rows], found, what)
 
@@ -313,7 +309,7 @@ def explained(sweep: Sweep, first: Group, what: str, found: Sequence[Difference]
         "± standard deviation over seeds",
         f"dev: Spearman before training and at best, {meaning('all')}",
         *(f"tests: Spearman, {meaning(mean)}" for mean in aggregations(sweep.finished)),
-        *undefined(row for run in sweep.finished for row in run.results.get("rows", [])),
+        *undefined(row for run in sweep.finished for row in run.rows),
         *sweep.notes,
     ]
 
@@ -383,7 +379,7 @@ def compared(names: Sequence[str], draws: int) -> Report:
     helps. Raises ValueError where no test is of the same pairs in all runs.
     """
     groups = [group(name) for name in names]
-    every = [sweeps.rows(run) for one in groups for run in one.runs.values()]
+    every = [[row["name"] for row in run.rows] for one in groups for run in one.runs.values()]
     common = [row for row in every[0] if all(row in rows for rows in every)]
     if len(groups) > 1:
         tables = {row or "first rows": [(one, row) for one in groups] for row in common or [""]}

@@ -59,20 +59,6 @@ def picture(path: Path, line: str, width: float, height: float) -> Iterator[Figu
             figure.savefig(stream, format="png", metadata={"Software": None})
 
 
-def heat_map(records: Sequence[Mapping[str, Any]], said: Said, path: Path) -> None:
-    """Plot the records of `pairs`: the average score of every two layers, without and with whitening."""
-    states = {"as they are": False, "whitened on each task's own pairs": True}
-    squares = [_square(records, said.mean, state) for state in states.values()]
-    low, high, size = np.nanmin(squares), np.nanmax(squares), len(squares[0])
-    side = 1.4 + 0.36 * min(size, 2 * ANNOTATED)
-    with picture(path, said.line, 2 * side + 1, side + 0.3) as figure:
-        axes = figure.subplots(1, 2)
-        for ax, values, title in zip(axes, squares, states, strict=True):
-            image = _cells(ax, values, low, high)
-            ax.set(title=title, xlabel="one layer", ylabel="other layer")
-        figure.colorbar(image, ax=list(axes), label=f"average {LABEL}", fraction=0.04)
-
-
 def _square(records: Sequence[Mapping[str, Any]], mean: str, whitening: bool) -> NDArray[np.float64]:
     rows = [row for row in records if row["task"] == "average" and row["whitening"] == whitening]
     if not any(row[mean] is not None for row in rows):
@@ -99,20 +85,6 @@ def _cells(ax: Axes, values: NDArray[np.float64], low: float, high: float) -> Ax
     ticks = range(0, len(values), 1 if few else 4)
     ax.set(xticks=ticks, yticks=ticks)
     return image
-
-
-def subset_curve(best: Sequence[Mapping[str, Any]], said: Said, path: Path) -> None:
-    """Plot the records of `best_of_each_size`: the best average score for each number of layers."""
-    if not best:
-        raise ValueError("no set of layers has an average to draw")
-    sizes, values = [row["size"] for row in best], [row[said.mean] for row in best]
-    top = int(np.argmax(values))
-    with picture(path, said.line, 5.2, 3.4) as figure:
-        ax = figure.subplots()
-        ax.plot(sizes, values, "o-", color="0.35", markersize=4)
-        of = f"{'layers' if sizes[top] > 1 else 'layer'} {' + '.join(map(str, best[top]['layers']))}"
-        _mark(ax, sizes[top], values[top], f"best {values[top]:.2f}\n{of}")
-        ax.set(xlabel="layers averaged", ylabel=f"best average {LABEL}", xticks=sizes)
 
 
 def component_curves(curves: Mapping[str, Mapping[str, NDArray[np.float64]]], said: Said, path: Path) -> None:
@@ -164,11 +136,6 @@ def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
             writer.writerow("+".join(map(str, v)) if isinstance(v, list) else v for v in record.values())
 
 
-def every_layer(names: Sequence[str]) -> bool:
-    """Whether some of these figures need the vectors of every layer."""
-    return not {"layers", "subsets"}.isdisjoint(names)
-
-
 def draw(
     run: Path,
     names: Sequence[str],
@@ -186,14 +153,13 @@ def draw(
     """
     rows = scores["rows"]
     kind = rows[-1]["pooling"].partition(" ")[0].replace("pooler", "cls")
-    every = planes[kind] if every_layer(names) else np.empty(0)
     said = Said(scores["model"], rows[0]["pooling"], scores["headline"])
     layered, last = said._replace(pooling=f"{kind} in each layer"), said._replace(pooling=rows[-1]["pooling"])
     pairs = zip(rows, systems, strict=True)
     curves = {row["name"]: system for row, system in pairs if whole(row["postprocess"])}
     make: dict[str, tuple[Said, Callable[[], str]]] = {
-        "layers": (layered, lambda: _layers(run, every, plan, layered)),
-        "subsets": (layered, lambda: _subsets(run, every, plan, layered)),
+        "layers": (layered, lambda: _layers(run, planes[kind], plan, layered)),
+        "subsets": (layered, lambda: _subsets(run, planes[kind], plan, layered)),
         "components": (last, lambda: _components(run, curves, plan, last)),
         "projection": (said, lambda: _projection(run, systems[0], plan, said)),
     }
@@ -211,7 +177,16 @@ def _layers(run: Path, planes: NDArray[Any], plan: Plan, said: Said) -> str:
     """Write the figure of every two layers: WhiteningBERT, Figure 1."""
     records = layers.pairs(planes, plan.pairs)
     write_csv(run / "layers.csv", records)
-    heat_map(records, said, run / "layers")
+    states = {"as they are": False, "whitened on each task's own pairs": True}
+    squares = [_square(records, said.mean, state) for state in states.values()]
+    low, high, size = np.nanmin(squares), np.nanmax(squares), len(squares[0])
+    side = 1.4 + 0.36 * min(size, 2 * ANNOTATED)
+    with picture(run / "layers", said.line, 2 * side + 1, side + 0.3) as figure:
+        axes = figure.subplots(1, 2)
+        for ax, values, title in zip(axes, squares, states, strict=True):
+            image = _cells(ax, values, low, high)
+            ax.set(title=title, xlabel="one layer", ylabel="other layer")
+        figure.colorbar(image, ax=list(axes), label=f"average {LABEL}", fraction=0.04)
     averages = [r for r in records if r["task"] == "average" and r[said.mean] is not None]
     best = max(averages, key=lambda r: r[said.mean])
     how = "whitened" if best["whitening"] else "as they are"
@@ -224,8 +199,16 @@ def _subsets(run: Path, planes: NDArray[Any], plan: Plan, said: Said) -> str:
     sets = layers.subsets(planes, plan.pairs)
     write_csv(run / "subsets.csv", sets.records)
     best = layers.best_of_each_size(sets.records, said.mean)
-    subset_curve(best, said, run / "subsets")
+    if not best:
+        raise ValueError("no set of layers has an average to draw")
     top = max(best, key=lambda r: r[said.mean])
+    with picture(run / "subsets", said.line, 5.2, 3.4) as figure:
+        ax = figure.subplots()
+        sizes = [row["size"] for row in best]
+        ax.plot(sizes, [row[said.mean] for row in best], "o-", color="0.35", markersize=4)
+        of = f"{'layers' if top['size'] > 1 else 'layer'} {' + '.join(map(str, top['layers']))}"
+        _mark(ax, top["size"], top[said.mean], f"best {top[said.mean]:.2f}\n{of}")
+        ax.set(xlabel="layers averaged", ylabel=f"best average {LABEL}", xticks=sizes)
     many = "" if sets.complete else f" (sets of up to {sets.largest} layers)"
     return f"the best set of layers is {top['layers']}{many}: {top[said.mean]:.2f}"
 

@@ -18,7 +18,7 @@ from whitenedcse.files import writing
 from whitenedcse.report import charts
 from whitenedcse.report.charts import Chart
 from whitenedcse.report.compare import Report, comparison, reference
-from whitenedcse.report.sweep import Sweep, beside, gathered, paths, runs, write_csv
+from whitenedcse.report.sweep import Sweep, gathered, paths, runs, write_csv
 from whitenedcse.report.tables import grids, training_grid
 from whitenedcse.run import SWEPT, Run, flat
 
@@ -51,10 +51,12 @@ def write(names: Sequence[str], out: Path | None, against: str | None) -> tuple[
         if against:
             raise ValueError(f"--against {against!r}: {folders[0]} is one run, with nothing to compare")
         run = Run(folders[0])
-        made, page, files = Report([], run_grids(run), []), of_run(run), [file]
+        made, files = Report([], run_grids(run), []), [file]
+        page = of_run(run, made)
     else:
         sweep = gathered(runs(folders))
-        made, files = comparison(sweep, against), [file, beside(file)]
+        made = comparison(sweep, against)
+        files = [file, file.with_name(f"{file.stem}-seeds.csv".removeprefix("report-"))]
         title = " ".join(Path(name).resolve().name for name in names[:3]) + (" ..." if names[3:] else "")
         page = of_sweep(title, sweep, made, reference(sweep, against).label)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -65,12 +67,12 @@ def write(names: Sequence[str], out: Path | None, against: str | None) -> tuple[
     return made, files
 
 
-def of_run(run: Run) -> str:
-    """The HTML page of one run, finished or not."""
+def of_run(run: Run, made: Report) -> str:
+    """The HTML page of one run, finished or not. made: its tables."""
     here = run.path.resolve()
     title = f"{here.parent.name}/{here.name}" if (here.parent / SWEPT).exists() else here.name
     about = "finished" if run.scores else "NOT FINISHED"
-    return rendered(title, about, [run], Report([], run_grids(run), []), charts.of_run(run))
+    return rendered(title, about, [run], made, charts.of_run(run))
 
 
 def of_sweep(title: str, sweep: Sweep, made: Report, first: str) -> str:
@@ -136,8 +138,7 @@ def hardware(facts: Mapping[str, Any]) -> str:
 
 
 def run_grids(run: Run) -> list[Grid]:
-    """The tables of a run: the dev set's, and the test sets' where the run has test scores."""
-    found = [training_grid(run.dev)] if run.dev else []
-    if run.scores and "rows" in run.scores:
-        found += grids(run.scores)
-    return found
+    """The tables of a run that has ended: the dev set's, and the test sets' where it has test scores."""
+    if not run.scores:
+        return []
+    return [training_grid(run.scores["dev"]), *(grids(run.scores) if run.rows else [])]

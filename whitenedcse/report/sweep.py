@@ -212,11 +212,6 @@ def runs(folders: Sequence[Path]) -> list[Run]:
     return [Run(path) for path in found.values()]
 
 
-def rows(run: Run) -> list[str]:
-    """The names of the rows of test scores of a run."""
-    return [row["name"] for row in (run.scores or {}).get("rows", [])]
-
-
 def numbers(run: Run) -> dict[str, float]:
     """What a finished run measured: dev_before, dev_best, tests as "ROW: TASK", geometry, and its speed.
 
@@ -227,18 +222,13 @@ def numbers(run: Run) -> dict[str, float]:
     dev = run.scores["dev"]
     best = dev.get("values_best", {})
     found = {"dev_before": dev["before"], "dev_best": dev["best"]} | by_way(best)
-    for row in rows(run):
-        found |= {f"{row}: {task}": value for task, value in tests(run, row).items()}
+    for row in run.rows:
+        for task, value in run.tests(row["name"]).items():
+            found[f"{row['name']}: {'average' if task == 'avg' else task}"] = value
     found |= {name: best.get(f"dev/{name}") for name in SPACE}
     if SPEED in run.series and not shared(run):
         found[RATE] = run.series[SPEED].median
     return {name: value for name, value in found.items() if value is not None}
-
-
-def tests(run: Run, row: str) -> dict[str, float]:
-    """The test scores in a row of a run by task and, last, their "average"; without what is undefined."""
-    found = {"average" if task == "avg" else task: value for task, value in run.tests(row).items()}
-    return {task: value for task, value in found.items() if value is not None}
 
 
 def by_way(logged: Mapping[str, float | None]) -> dict[str, float | None]:
@@ -256,36 +246,24 @@ def shared(run: Run) -> bool:
     return LOAD in run.series and run.series[LOAD].median > own + 0.5
 
 
-def beside(page: Path) -> Path:
-    """The csv file of the seeds beside a page, seeds.csv; beside another than report.html NAME-seeds.csv."""
-    return page.with_name(f"{page.stem}-seeds.csv".removeprefix("report-"))
-
-
 def write_csv(sweep: Sweep, path: Path) -> None:
-    """Write the csv file of the seeds: a line for each run; `row` is its group's label, if it is counted."""
+    """Write the csv file of the seeds: a line for each run, with all digits of its scores.
+
+    `row` is the label of its group, if it is counted.
+    """
     names = {run.path: group.label for group in sweep.groups for run in group.runs.values()}
-    chosen, lines = differing([texts(run) for run in sweep.runs]), []
-    for run in sweep.runs:
-        where = os.path.relpath(run.path, path.parent)
-        lines.append({"row": names.get(run.path), **cells(run, chosen), "run": where})
+    settings, lines = [texts(run) for run in sweep.runs], []
+    chosen = differing(settings)
+    for run, own in zip(sweep.runs, settings, strict=True):
+        cells = {"row": names.get(run.path), "system": run.facts.get("system")}
+        cells |= {"seed": run.settings.get("seed", 0), **{name: own.get(name) for name in chosen}}
+        cells |= {"finished": "yes" if run.scores else "no"}
+        cells |= {"dev_best_step": (run.scores or {}).get("dev", {}).get("best_step"), **numbers(run)}
+        cells |= {"shared": "yes" if shared(run) else "", "commit": run.facts.get("commit")}
+        lines.append(cells | {"run": os.path.relpath(run.path, path.parent)})
     longest_first = sorted(lines, key=len, reverse=True)  # an unfinished run has no tests
     columns = dict.fromkeys(name for line in longest_first for name in line)
     with writing(path, "w") as file:
         writer = csv.DictWriter(file, list(columns), lineterminator="\n")
         writer.writeheader()
         writer.writerows(lines)
-
-
-def cells(run: Run, chosen: Sequence[str]) -> Mapping[str, Any]:
-    """The cells of a run in the csv file of the seeds by column, with all digits of its scores."""
-    settings = texts(run)
-    return {
-        "system": run.facts.get("system"),
-        "seed": run.settings.get("seed", 0),
-        **{name: settings.get(name) for name in chosen},
-        "finished": "yes" if run.scores else "no",
-        "dev_best_step": (run.scores or {}).get("dev", {}).get("best_step"),
-        **numbers(run),
-        "shared": "yes" if shared(run) else "",
-        "commit": run.facts.get("commit"),
-    }

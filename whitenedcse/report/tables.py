@@ -49,8 +49,7 @@ def training_grid(dev: Mapping[str, Any]) -> Grid:
     before, best = dev.get("before"), dev.get("best")
     if before is not None and best is not None and best < before:
         notes.append("training lowered the dev score: a lower optim.lr or other sentences may raise it")
-    pairs = f"dev set, {dev['n']} pairs" if dev["n"] else "dev set so far"
-    return Grid(f"{pairs}, Spearman x 100", columns, rows, notes, right=(1, 2))
+    return Grid(f"dev set, {dev['n']} pairs, Spearman x 100", columns, rows, notes, right=(1, 2))
 
 
 def meaning(mean: str) -> str:
@@ -203,8 +202,8 @@ def geometry_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
 
 def aggregations(runs: Iterable[Run]) -> list[str]:
     """The aggregations of the runs' STS tests, each once; none where they have no such tests."""
-    every = [run.scores or {} for run in runs]
-    return list(dict.fromkeys(s["headline"] for s in every if any("sts" in row for row in s.get("rows", []))))
+    tested = [run for run in runs if any("sts" in row for row in run.rows)]
+    return list(dict.fromkeys(run.results["headline"] for run in tested))
 
 
 def in_brackets(words: Sequence[str]) -> str:
