@@ -225,7 +225,10 @@ def test_no_file_runs_code(tmp_path, monkeypatch):
     for made in makers.values():
         with open("file", "wb") as stream:
             made(stream)
-        for read in (files.tensors, files.metadata, files.array, files.arrays, files.checkpoint):
+        for read in (files.tensors, files.metadata, files.arrays, files.checkpoint):
             with suppress(ValueError):
                 read(Path("file"))
+        Path("file").rename("file.npy")
+        with pytest.raises(ValueError):
+            files.vectors(Path("file.npy"))
     assert not Path("ran").exists()

@@ -94,10 +94,8 @@ def lives(pid: int) -> bool:
     """Whether there is a process of this number on this machine."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # of another user
-        return True
+    except OSError as error:
+        return isinstance(error, PermissionError)  # of another user
     return True
 
 
@@ -107,9 +105,7 @@ def beside(path: Path, name: str) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a folder, if there is one, and free its space, also that of a file still open."""
-    if path.is_file():
-        os.truncate(path, 0)
+    """Delete a file or a folder, if there is one."""
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
@@ -220,8 +216,6 @@ def parsing(path: Path, cure: str, *own: type[Exception]) -> Iterator[None]:
         named = isinstance(error, ValueError) and str(error).startswith(str(path))
         if system or named or isinstance(error, own):
             raise
-        if isinstance(error, OSError) and path.is_dir():  # a library opened it, and said less
-            raise ValueError(f"{path} is a directory; name a file") from error
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         why = " ".join(f"{kind}{error}".split())
         raise ValueError(f"{path} is damaged ({why:.300}); {cure}") from error
@@ -263,21 +257,14 @@ def metadata(file: Path, cure: str = DAMAGED) -> dict[str, str]:
         return opened.metadata() or {}
 
 
-def array(file: Path) -> NDArray[Any]:
-    """The array of a .npy file, memory-mapped; never one of objects, which would be a pickle."""
-    import numpy as np
-
-    with parsing(file, DAMAGED):
-        return np.lib.format.open_memmap(file, mode="r")
-
-
 def vectors(file: Path) -> NDArray[Any]:
     """The vectors (n, k) of a .npy file, or of the column `vector` of a .parquet file, memory-mapped."""
-    if file.suffix == ".npy":
-        return array(file)
+    import numpy as np
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     with parsing(file, DAMAGED):
+        if file.suffix == ".npy":
+            return np.lib.format.open_memmap(file, mode="r")  # never of objects, which would be a pickle
         column = pq.read_table(file, columns=["vector"], memory_map=True)["vector"].combine_chunks()
         return column.flatten().to_numpy().reshape(len(column), -1)
 

@@ -37,26 +37,16 @@ def texts(given: Iterable[str], what: str = "sentence") -> list[str]:
     for row, text in enumerate(every):
         if not isinstance(text, str):
             raise ValueError(f"{what} {row} is {type(text).__name__} {text!r:.50}, not a text")
-        check_text(text, f"{what} {row}")
     return every
 
 
 def listed(given: Iterable[Any], what: str) -> list[Any]:
     """Any iterable as a list. Raises ValueError for one text, a table or a set: its items are not meant."""
-    if isinstance(given, str | bytes | os.PathLike):
-        raise ValueError(f"{what}s={given!r:.50} is one text; give a list of them: [{given!r:.50}]")
-    if isinstance(given, Mapping | Set) or hasattr(given, "columns") or not hasattr(given, "__iter__"):
+    one = isinstance(given, str | bytes | os.PathLike | Mapping | Set)
+    if one or hasattr(given, "columns") or not hasattr(given, "__iter__"):
         kind = type(given).__name__
         raise ValueError(f"{what}s={kind} is no list of texts: give [one, two, ...], or a column")
     return list(given)
-
-
-def check_text(text: str, name: str) -> None:
-    """Raise ValueError for a byte that is no text, as Python keeps one of a file name or a command line."""
-    try:
-        text.isascii() or text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{name} is no text: {text!r:.50} has a byte that is not UTF-8") from error
 
 
 def expanded(path: str | os.PathLike[str]) -> str:

@@ -132,9 +132,6 @@ def test_a_directory_is_its_files_sorted_at_any_depth_without_hidden_ones(tmp_pa
     assert sentences(tmp_path / ".h/d") == [("a/z.txt",), ("a-b/x.txt",), ("b.txt",)]
     second = f"local://{tmp_path}/.h/d"  # a name of file://, as az:// is one of abfs://
     assert sentences("memory://d") == sentences(second) == [("a/z.txt",), ("a-b/x.txt",), ("b.txt",)]
-    written(tmp_path / ".h/d/config.json", "{}")
-    with pytest.raises(ValueError, match="holds a model"):
-        sentences(tmp_path / ".h/d")
     with pytest.raises(ValueError, match="no corpus file; supported are .txt, .tsv"):
         sentences(written(tmp_path / "x.md", "x"))
 
@@ -150,12 +147,8 @@ def test_blank_null_and_other_fields_are_dropped_and_counted_and_repeats_are(tmp
     path = written(tmp_path / "x.txt", "a\n\n\u200b\nb\n")
     assert list(rows(Corpus(str(path)))) == [("a",), ("",), ("\u200b",), ("b",)]  # row i is line i
     assert list(texts(Corpus(str(path)))) == ["a", "b"]
-    for data, words in (
-        ("\n \n", "0 usable sentences in 2 lines: blank, or no texts"),
-        ("x\n" * 9, "all 9 rows are equal"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            read(Corpus(str(written(tmp_path / "y.txt", data))))
+    with pytest.raises(ValueError, match="0 usable sentences in 2 lines: blank, or no texts"):
+        read(Corpus(str(written(tmp_path / "y.txt", "\n \n"))))
 
 
 def test_a_sample_is_uniform_in_order_and_always_the_same(tmp_path):
@@ -216,7 +209,7 @@ def test_a_hub_data_set_is_read_like_a_file_and_what_is_nowhere_says_so(tmp_path
     ):
         with pytest.raises(FileNotFoundError, match=words):
             sentences(path, "a")
-    with pytest.raises(ValueError, match="pip install"):
+    with pytest.raises(OSError, match="gs://bucket/x.txt: cannot be read: .*nstall gcsfs"):
         sentences("gs://bucket/x.txt")
 
 

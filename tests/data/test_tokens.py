@@ -55,9 +55,8 @@ def test_a_slow_tokenizer_a_large_vocabulary_and_no_tokens_work_too(lines, token
     assert token_ids(lines[:20], slow, LENGTH) == [oracle(line, slow) for line in lines[:20]]
     assert tokens.ids_of(["abcdefgh", "a"], slow, LENGTH)[2] == 1
     monkeypatch.setattr(type(tokenizer), "eos_token_id", 5, raising=False)
-    monkeypatch.setattr(tokens, "passes_to_core", lambda _: False)
     empty = lambda texts, **_: {"input_ids": [[] for _ in texts]}  # noqa: E731
-    empty.eos_token_id = 5
+    empty.is_fast, empty.eos_token_id = False, 5
     assert tokens.ids_of(["", ""], empty, 4)[0].tolist() == [5, 5]
 
 
@@ -73,9 +72,9 @@ def test_a_text_is_tokenised_whole_and_then_truncated(tokenizer):
 
 def test_lengths_and_prompts_that_cannot_be_are_refused(tokenizer):
     for length, prompt, words in (
-        (2, "", "leaves no token for text beside 2 special tokens; use 3 or more"),
+        (2, "", "leaves no token for text: special ones and the prompt '' take 2"),
         (10**9, "", "is above the"),
-        (5, "the cat the cat", "prompt='the cat the cat' takes 6 tokens"),
+        (5, "the cat the cat", "the prompt 'the cat the cat' take 6"),
     ):
         with pytest.raises(ValueError, match=words):
             token_ids(["x"], tokenizer, length, prompt)

@@ -267,8 +267,7 @@ def test_a_card_names_no_folder_or_bucket_of_a_corpus(tmp_path):
     assert card.shown(str(tmp_path / "sweep" / "3")) == "sweep/3"  # a job of a sweep
     given = ("wiki1m", "owner/pairs", str(tmp_path), "/gone/x.txt", "s3://secret/bucket/x.txt.gz")
     assert [*map(card.shown, given)] == ["wiki1m", "owner/pairs", tmp_path.name, "x.txt", "x.txt.gz"]
-    step = json.dumps({"read from": tmp_path.name})
-    assert card.transforms({"read from": str(tmp_path)}) == [f"an affine transform ({step})"]
+    assert card.transforms({"read from": str(tmp_path)}) == ["an affine transform"]
 
 
 def test_the_command_fits_a_whitening_or_takes_one(embedder, tmp_path, capsys):

@@ -132,7 +132,7 @@ def test_ids_are_unique_and_given_always_or_never(embedder, tmp_path):
     with pytest.raises(ValueError, match="have no ids of their own"):
         Index.build(embedder, LINES).add(["a cat"], ["x"])
     for texts in ("a cat", {"text": ["a cat"]}):
-        with pytest.raises(ValueError, match="is no list of texts|is one text"):
+        with pytest.raises(ValueError, match="is no list of texts"):
             Index.build(embedder, texts)
 
 
@@ -171,7 +171,6 @@ def test_prompts_of_texts_and_queries(embedder, corpus, tmp_path):
         assert_found(one.query(SENTENCES, 9), x, q, 9)
     build(tmp_path / "two", search.searching(embedder, "the ", "a "), corpus)
     assert_found(Index.load(tmp_path / "two").query(SENTENCES, 9), x, q, 9)
-    assert_found(index.query(SENTENCES, 9, prompt=""), x, embedder.encode(SENTENCES), 9)
 
 
 def test_a_damaged_byte_of_any_file_is_named(embedder, tmp_path):

@@ -57,8 +57,6 @@ class Corpus:
     def __post_init__(self) -> None:
         if len(self.columns) > 3:
             raise ValueError(f"columns={self.columns}: at most an anchor, a positive and a hard negative")
-        if self.sample is not None and self.sample < 1:
-            raise ValueError(f"sample={self.sample}: take at least one row, or null for all")
 
 
 class Counts(NamedTuple):
@@ -74,8 +72,7 @@ class Usable:
     """The rows of a corpus in which every field is text, read lazily; afterwards `counts` tells of all.
 
     Text is unchanged: no stripping, no normalisation. wordless: which of some texts are blank to a tokenizer;
-    rows with these are dropped from the sample, too. Raises ValueError at the end if there was no such row,
-    or if all were equal.
+    rows with these are dropped from the sample, too. Raises ValueError at the end if there was no such row.
     """
 
     counts: Counts
@@ -96,12 +93,12 @@ class Usable:
         for row in rows:
             hashes.append(hash(row))
             yield row
-        kept, path = len(hashes), self.corpus.path
+        kept = len(hashes)
         if not kept:
-            raise ValueError(f"{path}: 0 usable sentences in {self.total} lines: blank, or no texts")
+            raise ValueError(
+                f"{self.corpus.path}: 0 usable sentences in {self.total} lines: blank, or no texts"
+            )
         distinct = len(np.unique(np.frombuffer(hashes, np.int64)))
-        if kept > 1 and distinct == 1:
-            raise ValueError(f"{path}: all {kept:,} rows are equal: {row[0]!r:.50}")
         self.counts = Counts(self.total, self.blank, kept, kept - distinct)
 
     def rows_of_text(self) -> Iterator[Row]:
@@ -116,13 +113,10 @@ class Usable:
     def rows_of_words(self, rows: Iterable[Row], wordless: Wordless) -> Iterator[Row]:
         """The rows without a text that is `wordless`, which is asked about a block of rows at a time."""
         for block in blocks(rows, BLOCK):
-            lost = wordless([text for row in block for text in row])
-            width = len(block[0])
-            for i, row in enumerate(block):
-                if any(lost[i * width : (i + 1) * width]):
-                    self.blank += 1
-                else:
-                    yield row
+            lost = iter(wordless([text for row in block for text in row]))
+            kept = [row for row in block if not any([next(lost) for _ in row])]
+            self.blank += len(block) - len(kept)
+            yield from kept
 
 
 def blocks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -258,17 +252,21 @@ def fingerprint(corpus: Corpus) -> str:
             state.update(str(dataset_info(corpus.path).sha).encode())
     for file in here:
         with filesystem(file) as (system, inside):
-            facts = system.info(inside)
-            tag = next((str(facts[tag]) for tag in TAGS if facts.get(tag)), "")
             name = os.path.relpath(file, Path(corpus.path).parent)
             state.update(f"{name}\0{system.size(inside)}\0".encode())
-            if tag and not tag.startswith("W/"):  # a weak tag may stay where the bytes do not
+            if tag := version(system.info(inside)):
                 state.update(tag.encode())
                 continue
             with system.open(inside, "rb") as stream:
                 while block := stream.read(1 << 20):
                     state.update(block)
     return state.hexdigest()
+
+
+def version(facts: Mapping[str, Any], names: Sequence[str] = TAGS) -> str:
+    """What a store says of the version of a file, but for a weak ETag, which may stay; "" for nothing."""
+    found = (str(facts[name]) for name in names if facts.get(name))
+    return next((text for text in found if not text.startswith("W/")), "")
 
 
 def files(path: str) -> list[str]:
@@ -286,8 +284,6 @@ def files(path: str) -> list[str]:
     else:
         paths = [str(Path(folder, name)) for folder, _, names in os.walk(path) for name in names]
     paths = [file for file in paths if file == path or not hidden(os.path.relpath(file, path))]
-    if models := {"config.json", "modules.json"} & {os.path.relpath(file, path) for file in paths}:
-        raise ValueError(f"{path} holds a model ({min(models)}), no corpus: name a file of texts")
     if not (paths := [file for file in paths if suffix(file) in KINDS]):
         kinds = f"{', '.join(KINDS)}, also with {', '.join(COMPRESSIONS)} added"
         raise ValueError(f"{path}: no corpus file; supported are {kinds}")

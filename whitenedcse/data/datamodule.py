@@ -200,16 +200,14 @@ class SentenceData(LightningDataModule):
     @property
     def sizes(self) -> NDArray[np.int64]:
         """(rows,) int64: the size of each trained row in a batch, 1 or the tokens of its first column."""
-        trained = self.trained
         if self.batch_tokens is None:
-            return np.ones(len(self.tokens) if trained is None else len(trained), dtype=np.int64)
-        sizes = np.diff(self.tokens.offsets)[:: self.tokens.columns]
-        return sizes if trained is None else sizes[trained]
+            return np.ones(len(self.tokens) - self.holds_out, dtype=np.int64)
+        return np.diff(self.tokens.offsets)[:: self.tokens.columns][self.trained]
 
     @property
-    def trained(self) -> NDArray[np.int64] | None:
-        """The numbers of the rows that are trained on, ascending; None for all, if none are held out."""
-        return np.sort(self.shuffled(1)[self.holds_out :]) if self.holds_out else None
+    def trained(self) -> NDArray[np.int64]:
+        """The numbers of the rows that are trained on, ascending."""
+        return np.sort(self.shuffled(1)[self.holds_out :])
 
     def shuffled(self, seed: int) -> NDArray[np.int64]:
         """All row numbers in an order that depends on nothing but this number."""
@@ -247,7 +245,6 @@ class SentenceData(LightningDataModule):
             Batches(self.tokens, self.passes, self.changes(order)),
             batch_size=None,
             sampler=order,
-            collate_fn=_as_is,
             pin_memory=torch.cuda.is_available(),
         )
 
@@ -292,7 +289,3 @@ class SentenceData(LightningDataModule):
             f"{self.corpus}: {c.total:,} lines, {c.blank:,} blank dropped, {c.kept:,} kept{equal}; "
             f"{truncated} ({share} %), {len(self.tokens.ids):,} tokens kept{held}"
         )
-
-
-def _as_is(batch: Any) -> Any:
-    return batch

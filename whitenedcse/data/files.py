@@ -19,8 +19,6 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from whitenedcse.console import lacking
-
 NAMED = (".tsv", ".csv", ".jsonl")  # rows with named fields, one after the other
 KINDS = (".txt", *NAMED, ".json", ".parquet")
 LONGEST = 1 << 28  # characters of a field of a table; Python's csv would stop at 131,072
@@ -53,30 +51,23 @@ def hidden(path: str) -> bool:
 def filesystem(path: str | Path) -> Iterator[tuple[Any, str]]:
     """A context with the fsspec file system of a path or a URL, and the path inside it.
 
-    Errors raised within it name the path: FileNotFoundError, ValueError where a package is missing, OSError
-    for all else. A ValueError that names the path is passed on unchanged.
+    A local name is taken literally. Errors raised within it name the path: FileNotFoundError, and OSError for
+    all else. A ValueError that names the path is passed on unchanged.
     """
+    import fsspec  # a tenth of a second, which `whitenedcse --help` need not wait for
+
     try:
-        yield reached(str(path))
+        if "://" in str(path):
+            yield fsspec.core.url_to_fs(str(path))
+        else:
+            yield fsspec.filesystem("file"), str(Path(path).absolute())
     except (FileNotFoundError, IsADirectoryError) as error:
         more = ", or it cannot be reached" if "://" in str(path) else "; whitenedcse data check lists ours"
         raise FileNotFoundError(f"{path}: no such file{more}") from error
-    except ImportError as error:
-        package = getattr(error.__cause__, "name", None) or "that package"
-        raise lacking(f"{path}", package.partition(".")[0], error=error) from error
     except Exception as error:  # the kinds that file systems and compressions raise share no class
         if isinstance(error, ValueError) and str(path) in str(error):
             raise
         raise OSError(f"{path}: cannot be read: {str(error) or type(error).__name__}") from error
-
-
-def reached(path: str) -> tuple[Any, str]:
-    """The file system of a path or URL, and the path inside it; a local name is taken literally."""
-    import fsspec  # a tenth of a second, which `whitenedcse --help` need not wait for
-
-    if "://" in path:
-        return fsspec.core.url_to_fs(path)
-    return fsspec.filesystem("file"), str(Path(path).absolute())
 
 
 def lines(path: str | Path, encoding: str = "utf-8-sig") -> Iterator[str]:

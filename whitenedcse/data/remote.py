@@ -10,9 +10,9 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from whitenedcse.data.corpus import TAGS
+from whitenedcse.data.corpus import TAGS, version
 from whitenedcse.data.files import filesystem
 from whitenedcse.data.sources import cache, locked
 from whitenedcse.files import MARKS, checksum, drafted, remove
@@ -41,15 +41,9 @@ def held(url: str) -> dict[str, Held]:
         inside = inside.rstrip("/")
         found = system.find(inside, detail=True) if system.exists(inside) else {}
         return {
-            path.removeprefix(inside).lstrip("/"): Held(facts["name"], int(facts["size"]), version(facts))
+            path.removeprefix(inside).lstrip("/"): Held(path, int(facts["size"]), version(facts, VERSION))
             for path, facts in found.items()
         }
-
-
-def version(facts: dict[str, Any]) -> str:
-    """What a store says of the version of a file, but for a weak ETag, which may stay; "" for nothing."""
-    found = (str(facts[name]) for name in VERSION if facts.get(name))
-    return next((text for text in found if not text.startswith("W/")), "")
 
 
 def fetched(path: str | Path) -> Path:
@@ -121,19 +115,7 @@ def upload(local: Path, url: str, before: Iterable[str]) -> None:
         for name in sorted(filter(None, before), key=rank, reverse=True):
             system.rm_file(f"{inside}/{name}".rstrip("/"))
         for name in [""] if local.is_file() else sorted(every, key=rank):
-            put(system, local / name, f"{inside}/{name}".rstrip("/"))
-
-
-def put(system: Any, file: Path, target: str) -> None:
-    """Copy a file to a store. A folder is made where the store has real ones, but no bucket."""
-    try:
-        system.put_file(str(file), target)
-    except FileNotFoundError:
-        bucket = target.partition("/")[0]  # "" where paths are absolute
-        if bucket and not system.exists(bucket):
-            raise
-        system.makedirs(target.rpartition("/")[0], exist_ok=True)
-        system.put_file(str(file), target)
+            system.put_file(str(local / name), f"{inside}/{name}".rstrip("/"))
 
 
 def rank(name: str) -> tuple[bool, int]:

@@ -83,16 +83,13 @@ def locked(folder: Path, name: str) -> Iterator[None]:
 
     Raises OSError, with the name of the variable that names another place, where nothing can be written.
     """
-    lock = FileLock(folder / name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        lock = FileLock(folder / name).acquire()
     except OSError as error:
         raise OSError(f"{error}; set WHITENEDCSE_CACHE to a folder that can be written") from error
-    try:
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
 def located(name: str) -> str | Path:

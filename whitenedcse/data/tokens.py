@@ -6,7 +6,7 @@ A cache is a folder: `ids` (t,) of all sentences concatenated, `offsets` (n + 1,
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMAT = 4  # of the folder; another number is another key
-CALLS = ("__call__", "_encode_plus", "_batch_encode_plus")  # of Transformers 4 and 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,37 +74,28 @@ def tokenised(
     """
     check_length(max_length, tokenizer, prompt)
     cache = cache_dir or sources.cache()
-    digests = {"corpus": fingerprint(corpus), "tokenizer": digest(identity(tokenizer))}
-    folder = cache / digest(json.dumps([FORMAT, *digests.values(), max_length, prompt]))
-    if (found := cached(folder, digests)) is None:
-        with sources.locked(cache, f".{folder.name}.lock"):  # of several processes one does the work
-            if (found := cached(folder, digests, say)) is None:
-                with drafted(folder) as draft:
-                    write(draft, corpus, tokenizer, max_length, prompt)
-                    seal(draft)
-                found = mapped(folder, digests)
-    return found
-
-
-def cached(
-    folder: Path, digests: Mapping[str, str], tell: Callable[[str], None] = lambda _: None
-) -> TokenRows | None:
-    """The cache in this folder; None if absent or damaged, which `tell` is told."""
-    try:
-        if (folder / DIGESTS).is_file():
-            intact(folder, "the corpus is tokenised again")
-            return mapped(folder, digests)
-    except (OSError, ValueError, TypeError) as error:
-        tell(str(error))
-    return None
-
-
-def mapped(folder: Path, digests: Mapping[str, str]) -> TokenRows:
-    """What was written to this folder, mapped into memory."""
+    digests = {"corpus": fingerprint(corpus), "tokenizer": checksum(identity(tokenizer).encode())}
+    key = json.dumps([FORMAT, *digests.values(), max_length, prompt])
+    folder = cache / checksum(key.encode())
+    with sources.locked(cache, f".{folder.name}.lock"):  # of several processes one does the work
+        if not whole(folder):
+            with drafted(folder) as draft:
+                write(draft, corpus, tokenizer, max_length, prompt)
+                seal(draft)
     meta = read_json(folder / "meta.json")
     ids = np.asarray(np.memmap(folder / "ids", dtype=meta["dtype"], mode="r"))
     offsets = np.asarray(np.memmap(folder / "offsets", dtype=np.int64, mode="r"))
     return TokenRows(ids, offsets, meta["columns"], Counts(*meta["counts"]), meta["truncated"], digests)
+
+
+def whole(folder: Path) -> bool:
+    """Whether a cache is in this folder, and as it was written; says what is damaged."""
+    try:
+        intact(folder, "the corpus is tokenised again")
+    except ValueError as error:
+        say(str(error))
+        return False
+    return (folder / DIGESTS).is_file()
 
 
 def write(
@@ -167,7 +157,7 @@ def ids_of(
 
     A sentence to which the tokenizer gives no token, as a decoder's may, has its end token.
     """
-    if passes_to_core(tokenizer):
+    if tokenizer.is_fast:
         core = tokenizer.backend_tokenizer
         core.enable_truncation(max_length, direction=tokenizer.truncation_side)
         core.no_padding()
@@ -185,31 +175,15 @@ def ids_of(
     return np.fromiter(chain.from_iterable(rows), np.int64, lengths.sum()), lengths, truncated
 
 
-def passes_to_core(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer's call only passes text to its Rust core."""
-    from transformers import PreTrainedTokenizerFast
-
-    kind = type(tokenizer)
-    fast = PreTrainedTokenizerFast
-    return isinstance(tokenizer, fast) and all(
-        getattr(kind, name, None) is getattr(fast, name, None) for name in CALLS
-    )
-
-
 def check_length(max_length: int, tokenizer: PreTrainedTokenizerBase, prompt: str = "") -> None:
     """Raise ValueError for a max_length that leaves no token beside the prompt, or exceeds the limit."""
-    special, limit = tokenizer.num_special_tokens_to_add(), tokenizer.model_max_length
-    if max_length <= special:
-        raise ValueError(
-            f"max_length={max_length} leaves no token for text beside {special} special tokens; "
-            f"use {special + 1} or more"
-        )
+    limit, taken = tokenizer.model_max_length, len(tokenizer(prompt, verbose=False)["input_ids"])
     if max_length > limit:
         raise ValueError(f"max_length={max_length} is above the {limit} tokens that this encoder takes")
-    if prompt and (taken := len(tokenizer(prompt, verbose=False)["input_ids"])) >= max_length:
+    if taken >= max_length:
         raise ValueError(
-            f"prompt={prompt!r:.80} takes {taken} tokens, special ones counted, of max_length={max_length}, "
-            "and leaves none for the sentence; use a shorter prompt or a larger max_length"
+            f"max_length={max_length} leaves no token for text: special ones and the prompt {prompt!r:.80} "
+            f"take {taken}"
         )
 
 
@@ -224,8 +198,3 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
     else:
         state = [type(tokenizer).__qualname__, tokenizer.get_vocab(), repr(tokenizer.init_kwargs)]
     return json.dumps([state, tokenizer.truncation_side, tokenizer.split_special_tokens])
-
-
-def digest(text: str) -> str:
-    """The digest of a text, in hexadecimal."""
-    return checksum(text.encode())

@@ -25,7 +25,7 @@ from whitenedcse.compute import at_least_float32, each, full_precision, without_
 from whitenedcse.console import pace, say
 from whitenedcse.data.remote import published
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.inputs import check_text, expanded, takes_numbers, texts
+from whitenedcse.inputs import expanded, takes_numbers, texts
 from whitenedcse.model import lora
 from whitenedcse.model.encoder import Encoder, pretrained
 from whitenedcse.model.head import Final, Pooling, ProjectionHead
@@ -228,7 +228,6 @@ def check_prompts(prompts: Mapping[str, Any]) -> None:
     for name, text in prompts.items():
         if not isinstance(text, str):
             raise ValueError(f"{name}={text!r:.50} is {type(text).__name__}, not a text to put before others")
-        check_text(text, name)
 
 
 def check_embedding(embedding: str, head: ProjectionHead) -> None:

@@ -92,14 +92,12 @@ def vector(embedder: Embedder, facts: Mapping[str, Any]) -> list[str]:
 
 def transforms(provenance: Mapping[str, Any]) -> list[str]:
     """What was fitted to what, a line for each transform that is part of the final one."""
-    known = dict(provenance)
-    earlier = known.pop("before", None)
-    before = transforms(earlier) if earlier else []
-    if "kind" not in known:
-        known = {name: shown(said) if isinstance(said, str) else said for name, said in known.items()}
-        return [*before, f"an affine transform ({json.dumps(known)})"]
-    fitted = f"{known.get('texts', 'some')} texts of {shown(str(known.get('corpus', 'an unknown corpus')))}"
-    return [*before, f"{known['kind']}, {known['k']} components, fitted to {fitted}"]
+    before = transforms(provenance["before"]) if provenance.get("before") else []
+    if "kind" not in provenance:
+        return [*before, "an affine transform"]
+    corpus = shown(str(provenance.get("corpus", "an unknown corpus")))
+    fitted = f"{provenance.get('texts', 'some')} texts of {corpus}"
+    return [*before, f"{provenance['kind']}, {provenance['k']} components, fitted to {fitted}"]
 
 
 def loading(embedder: Embedder, facts: Mapping[str, Any]) -> str:

@@ -23,6 +23,8 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import torch
 from numpy.typing import NDArray
 
@@ -37,10 +39,10 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.whitening import check_finite
 
 MANIFEST = "manifest.json"
-OTHER = {  # what is said where one of these is not as it was: the job is another one
-    "fingerprint": "the input is another, or has changed",
-    "embedder": "the encoder, its pooling, its final transform, a prompt, or the kind of device is another",
-    **dict.fromkeys(("bf16", "columns", "to", "dtype", "shard"), "{name} was {was!r} and is now {now!r}"),
+SAME = {  # what makes a job, and how it is called where it is not as it was
+    "fingerprint": "input",
+    "embedder": "encoder, pooling, transform, prompt or kind of device",
+    **{name: name for name in ("bf16", "columns", "to", "dtype", "shard")},
 }
 
 
@@ -169,33 +171,29 @@ def share(job: Job, rank: int, world: int, local: int = 0) -> None:
 
 def agreed(job: Job, embedder: Embedder) -> Manifest:
     """The manifest of the job, written unless it is there; ValueError for another job or something else."""
-    now = {
-        "source": job.source,
-        "embedding": settings(embedder),
-        "embedder": digest_of(embedder),
-        "bf16": job.bf16,
-        "input": job.corpus.path,
-        "columns": list(job.corpus.columns),
-        "fingerprint": fingerprint(job.corpus),
-        "width": embedder.width,
-        "to": job.to,
-        "dtype": job.dtype,
-        "shard": job.shard,
-    }
     then = begun(job.out)
+    now = Manifest(
+        source=job.source,
+        embedding=settings(embedder),
+        embedder=digest_of(embedder),
+        bf16=job.bf16,
+        input=job.corpus.path,
+        columns=list(job.corpus.columns),
+        fingerprint=fingerprint(job.corpus),
+        rows=then.rows if then else sum(1 for _ in rows(job.corpus)),
+        width=embedder.width,
+        to=job.to,
+        dtype=job.dtype,
+        shard=job.shard,
+    )
+    if not now.rows:
+        raise ValueError(f"{job.corpus.path}: no rows to encode")
     if then is None:
-        count = sum(1 for _ in rows(job.corpus))
-        if not count:
-            raise ValueError(f"{job.corpus.path}: no rows to encode")
-        then = Manifest(**json.loads(json.dumps(now | {"rows": count})))  # as another process reads it
-        put(job.out, MANIFEST, as_json(asdict(then)))
-    for name, said in OTHER.items():
-        was = getattr(then, name)
-        if was != now[name]:
-            why = said.format(name=name, was=was, now=now[name])
-            raise ValueError(
-                f"{job.out} holds another job: {why}; repeat its command, or name a new directory"
-            )
+        put(job.out, MANIFEST, as_json(asdict(now)))
+        return now
+    if other := [said for name, said in SAME.items() if getattr(then, name) != getattr(now, name)]:
+        why = f"{job.out} holds another job, of another {', '.join(other)}"
+        raise ValueError(f"{why}; repeat its command, or name a new directory")
     return then
 
 
@@ -250,9 +248,6 @@ def packed(manifest: Manifest, number: int, x: NDArray[Any]) -> bytes:
     if manifest.to == "npy":
         np.save(stream, x, allow_pickle=False)
     else:
-        import pyarrow as pa  # type: ignore[import-untyped]
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), manifest.width)
         table = pa.table({"row": pa.array(np.arange(first, first + len(x))), "vector": vectors})
         pq.write_table(table, stream, use_dictionary=False)

@@ -14,7 +14,6 @@ A part holds at most PART vectors: so much is in memory while an index is built.
 
 from __future__ import annotations
 
-import io
 import math
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,11 +24,13 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from whitenedcse import inputs
 from whitenedcse.console import lacking
-from whitenedcse.data.corpus import Corpus, fingerprint, label, rows
+from whitenedcse.data.corpus import Corpus, blocks, fingerprint, label, rows
 from whitenedcse.data.remote import fetched, published
 from whitenedcse.data.tokens import wordless
 from whitenedcse.files import (
@@ -57,10 +58,10 @@ INDEX, EMBEDDER, EMPTY = "index.json", "embedder", "empty.faiss"
 FORMAT = 3
 PART = 1 << 17  # vectors
 BLOCK = 20_000  # texts at a time
-GROUP = 1_000  # texts that are read together for a hit
 SAMPLE = 1 << 17  # vectors that FAISS learns from, at most
 CURE = "copy the whole index again"
-Block = tuple[Sequence[str] | None, Sequence[str], NDArray[Any]]  # ids or None for numbers, texts, vectors
+Row = tuple[str, str]  # an id and a text
+Block = tuple[Sequence[Row], NDArray[Any]]  # n rows and their vectors (n, d)
 
 
 class Hit(NamedTuple):
@@ -72,10 +73,10 @@ class Hit(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Vectors in an index of FAISS, and a Parquet file, or its content, with the columns `id` and `text`."""
+    """Vectors in an index of FAISS, and a table of Arrow with the columns `id` and `text`."""
 
     vectors: Any
-    texts: Path | bytes
+    texts: Any
 
 
 @inputs.takes_numbers
@@ -119,14 +120,11 @@ class Index:
         if labels is not None and len(labels) != len(texts):
             raise ValueError(f"{len(labels)} ids for {len(texts)} texts; one for each")
         self.check_ids(labels)
-        self.parts += list(self.new_parts(self.encoded(labels, texts)))
+        numbers = map(str, range(self.rows, self.rows + len(texts)))
+        every = blocks(zip(numbers if labels is None else labels, texts, strict=True), BLOCK)
+        encoded = ((some, self.embedder.encode([text for _, text in some])) for some in every)
+        self.parts += list(self.new_parts(encoded))
         return self
-
-    def encoded(self, ids: Sequence[str] | None, texts: Sequence[str]) -> Iterator[Block]:
-        """Texts with their ids and vectors, some at a time."""
-        for start in range(0, len(texts), BLOCK):
-            some = texts[start : start + BLOCK]
-            yield ids[start : start + BLOCK] if ids else None, some, self.embedder.encode(some)
 
     def check_ids(self, ids: Iterable[str] | None) -> None:
         """Raise ValueError for an id that is there, and for texts with ids beside texts without."""
@@ -135,83 +133,55 @@ class Index:
             raise ValueError(f"the texts of this index have {have}, and so must the new ones (--ids, ids=)")
         self.numbered = ids is None
         if ids is not None:
-            known = {one for part in self.parts for one in opened(part).read(["id"])["id"].to_pylist()}
+            known = {one for part in self.parts for one in part.texts["id"].to_pylist()}
             for one in ids:
                 if one in known:
                     raise ValueError(f"the id {one!r} is of two texts; each needs its own")
                 known.add(one)
 
-    def kept(self, given: Iterable[Block]) -> Iterator[tuple[list[str], list[str], NDArray[np.float32]]]:
-        """Ids, texts and vectors, without texts that have no tokens of their own; these are counted, too."""
-        for ids, texts, x in given:
-            first = self.rows
-            self.rows += len(texts)
-            skipped = wordless(texts, self.embedder.encoder.tokenizer)
-            at = [i for i, skip in enumerate(skipped) if not skip]
-            x = np.ascontiguousarray(x[at], dtype=np.float32)
-            check_finite(x, lambda row: f"the vector of {texts[at[row]]!r:.80}")  # noqa: B023
-            yield [ids[i] if ids else str(first + i) for i in at], [texts[i] for i in at], x
-
     def new_parts(self, given: Iterable[Block]) -> Iterator[Part]:
-        """Parts with these texts."""
-        vectors, ids, texts, before = copied(self.empty), list[str](), list[str](), self.rows
-        for more_ids, more_texts, x in self.kept(given):
-            if more_texts and vectors.ntotal >= PART:  # else the part notes blank rows behind it, too
-                yield Part(vectors, self.parquet(ids, texts))
-                vectors, ids, texts = copied(self.empty), [], []
+        """Parts with these texts, but for those that have no tokens of their own; these are counted, too."""
+        vectors, held, before = copied(self.empty), list[Row](), self.rows
+        for some, x in given:
+            if vectors.ntotal >= PART:
+                yield Part(vectors, self.table(held))
+                vectors, held = copied(self.empty), []
+            skipped = wordless([text for _, text in some], self.embedder.encoder.tokenizer)
+            at = [i for i, skip in enumerate(skipped) if not skip]
+            kept, x = [some[i] for i in at], np.ascontiguousarray(x[at], dtype=np.float32)
+            check_finite(x, lambda row: f"the vector of {kept[row][1]!r:.80}")  # noqa: B023
             if not vectors.is_trained:
                 train(self.empty, x)
                 vectors = copied(self.empty)
             vectors.add(x)
-            ids += more_ids
-            texts += more_texts
-        if texts or (before and self.rows > before):  # blank rows alone, which later numbers count
-            yield Part(vectors, self.parquet(ids, texts))
+            held += kept
+            self.rows += len(some)
+        if self.rows > before:
+            yield Part(vectors, self.table(held))
 
-    def parquet(self, ids: list[str], texts: list[str]) -> bytes:
-        """The Parquet file of a part, which notes how many rows were given until then, and of what kind."""
-        import pyarrow as pa  # type: ignore[import-untyped]
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    def table(self, some: Sequence[Row]) -> Any:
+        """The table of a part, which notes how many rows were given until then, and of what kind."""
+        columns = {"id": [one for one, _ in some], "text": [text for _, text in some]}
+        facts = {"rows": str(self.rows), "numbered": str(self.numbered)}
+        return pa.table({k: pa.array(v, pa.large_string()) for k, v in columns.items()}, metadata=facts)
 
-        kind, facts = pa.large_string(), {"rows": str(self.rows), "numbered": str(self.numbered)}
-        table = pa.table({"id": pa.array(ids, kind), "text": pa.array(texts, kind)}, metadata=facts)
-        stream = io.BytesIO()
-        pq.write_table(table, stream, row_group_size=GROUP)
-        return stream.getvalue()
-
-    def query(self, texts: Sequence[str], top: int = 10, *, prompt: str | None = None) -> list[list[Hit]]:
-        """For each query the `top` nearest texts, nearest first; none for one without tokens of its own.
-
-        prompt: of queries, None for the index's own.
-        """
+    def query(self, texts: Sequence[str], top: int = 10) -> list[list[Hit]]:
+        """For each query the `top` nearest texts, nearest first; none for one without tokens of its own."""
         texts, top = inputs.texts(texts, "query"), inputs.plain(top)
         if top < 1 or not len(self):
             raise ValueError(f"top={top} of {len(self)} texts: ask for one or more, of one or more texts")
-        x = self.embedder.encode(texts, prompt=self.embedder.prompt_of("query") if prompt is None else prompt)
+        x = self.embedder.encode(texts, prompt=self.embedder.prompt_of("query"))
         every = engine().IndexShards(self.embedder.width, False, True)  # one thread; parts count on
         for part in self.parts:
             every.add_shard(part.vectors)
         cosines, numbers = every.search(x, min(top, len(self)))
         numbers[wordless(texts, self.embedder.encoder.tokenizer)] = -1
-        named = self.named(np.unique(numbers[numbers >= 0]))
+        ids, held = pa.concat_tables([part.texts for part in self.parts]).columns
         hits = []
         for near, at in zip(cosines.clip(-1, 1).tolist(), numbers.tolist(), strict=True):
-            hits.append([Hit(cosine, *named[i]) for cosine, i in zip(near, at, strict=True) if i >= 0])
+            found = [(cosine, i) for cosine, i in zip(near, at, strict=True) if i >= 0]
+            hits.append([Hit(cosine, ids[i].as_py(), held[i].as_py()) for cosine, i in found])
         return hits
-
-    def named(self, numbers: NDArray[np.int64]) -> dict[int, tuple[str, str]]:
-        """The id and the text of vectors by their numbers."""
-        starts = np.cumsum([0, *(part.vectors.ntotal for part in self.parts)])
-        found: dict[int, tuple[str, str]] = {}
-        parts = np.searchsorted(starts, numbers, side="right") - 1
-        for i in np.unique(parts):
-            file, inside = opened(self.parts[i]), numbers[parts == i] - starts[i]
-            for group in np.unique(inside // GROUP):
-                table = file.read_row_group(int(group), ["id", "text"])
-                for row in inside[inside // GROUP == group]:
-                    at = int(row % GROUP)
-                    found[int(row + starts[i])] = table["id"][at].as_py(), table["text"][at].as_py()
-        return found
 
     def save(self, directory: str | Path) -> None:
         """Write the index to a new directory or URL."""
@@ -241,9 +211,10 @@ class Index:
         index = cls(Embedder.load(folder / EMBEDDER))
         index.empty = read_faiss(folder / EMPTY)
         for name in names:
-            index.parts.append(Part(read_faiss(folder / f"{name}.faiss"), folder / f"{name}.parquet"))
+            texts = pq.read_table(folder / f"{name}.parquet")
+            index.parts.append(Part(read_faiss(folder / f"{name}.faiss"), texts))
         if names:
-            facts = opened(index.parts[-1]).schema_arrow.metadata
+            facts = index.parts[-1].texts.schema.metadata
             index.rows, index.numbered = int(facts[b"rows"]), facts[b"numbered"] == b"True"
         return index
 
@@ -274,7 +245,7 @@ def build(  # noqa: PLR0913  what the command takes
         else:
             encode(index.embedder, corpus, folder, bf16=bf16)
         train(index.empty, sample(folder))
-        n = index.write(draft, index.new_parts(read(corpus, folder, ids=ids)))
+        n = index.write(draft, index.new_parts(read(index, corpus, folder, ids=ids)))
         if not n:
             raise ValueError(f"{corpus.path}: no texts to index, all are blank")
     return n, index.embedder.width
@@ -285,10 +256,11 @@ def extend(directory: Path, corpus: Corpus, *, ids: bool = False, bf16: bool = F
     with claimed(directory):
         index = Index.load(directory)
         index.check_ids((row[-1] for row in rows(corpus, ids=True)) if ids else None)
-        held, new, n = len(index.parts), dict[str, str](), 0
+        first, new, n = len(index.parts), dict[str, str](), 0
         with tempfile.TemporaryDirectory(prefix=".vectors", dir=directory.parent) as folder:
             encode(index.embedder, corpus, folder, bf16=bf16)
-            for number, part in enumerate(index.new_parts(read(corpus, folder, ids=ids)), held):
+            parts = index.new_parts(read(index, corpus, folder, ids=ids))
+            for number, part in enumerate(parts, first):
                 new |= {name: checksum(directory / name) for name in write_part(directory, number, part)}
                 n += part.vectors.ntotal
         write_json(directory / DIGESTS, read_json(directory / DIGESTS) | new)
@@ -305,14 +277,14 @@ def texts_of(corpus: Corpus) -> Corpus:
     return replace(corpus, columns=corpus.columns[:1])
 
 
-def read(corpus: Corpus, folder: str, *, ids: bool) -> Iterator[Block]:
-    """The rows of a corpus with the vectors of it that are in a folder."""
-    every = iter(rows(corpus, ids=ids))
+def read(index: Index, corpus: Corpus, folder: str, *, ids: bool) -> Iterator[Block]:
+    """The rows of a corpus with their vectors, which are in a folder; numbers go on from the index's."""
+    numbered = enumerate(rows(corpus, ids=ids), index.rows)
+    every = ((row[-1] if ids else str(number), row[0]) for number, row in numbered)
     for shard in arrays(folder):
         for start in range(0, len(shard), BLOCK):
             x = shard[start : start + BLOCK]
-            some = list(islice(every, len(x)))
-            yield [row[-1] for row in some] if ids else None, [row[0] for row in some], x
+            yield list(islice(every, len(x))), x
 
 
 def check_vectors(folder: str, embedders: Sequence[Embedder], corpus: Corpus) -> None:
@@ -363,16 +335,8 @@ def write_part(directory: Path, number: int, part: Part) -> tuple[str, str]:
     name = f"part-{number:05}"
     write_faiss(directory / f"{name}.faiss", part.vectors)
     with writing(directory / f"{name}.parquet") as stream:
-        stream.write(part.texts if isinstance(part.texts, bytes) else part.texts.read_bytes())
+        pq.write_table(part.texts, stream)
     return f"{name}.faiss", f"{name}.parquet"
-
-
-def opened(part: Part) -> Any:
-    """The Parquet file of a part, for one thread."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    return pq.ParquetFile(pa.BufferReader(part.texts) if isinstance(part.texts, bytes) else part.texts)
 
 
 def engine() -> Any:
