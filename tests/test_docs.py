@@ -32,7 +32,7 @@ FEW = ["trainer.max_steps=2", "trainer.log_every_n_steps=1", "monitor.every=2", 
 ELSEWHERE = ("pip", "pytest", "git", "cd")  # CI begins with the first two
 ENDS = {  # exit code and part of what is printed, where they are not what the page means
     "whitenedcse dashboard PROJECT": (2, "`wandb login`"),  # with one: tests/test_dashboard.py
-    "whitenedcse data check": (1, "24 scored pairs, 189 published"),
+    "whitenedcse data check": (1, "24 rows, 189 published"),
 }
 
 

@@ -5,7 +5,6 @@ import json
 import os
 from datetime import timedelta
 from inspect import signature
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.whitener import WhiteningSettings
 from whitenedcse.ragged import ragged
-from whitenedcse.sentence_transformers import HeadInCheckpoints, WhitenedContrastiveLoss, accelerate, whitened
+from whitenedcse.sentence_transformers import HeadInCheckpoints, WhitenedContrastiveLoss, accelerate
 from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.module import ContrastiveTraining
 
@@ -230,10 +229,9 @@ def test_the_defaults_are_those_of_our_training():
 def test_settings_that_do_not_fit_together_are_refused(made):
     model = made()
     for settings, words in (
-        ({"views": 1}, "views=1 must be 2 or more"),
-        ({"passes": 4}, "passes=4 must be from 1 to views=3"),
-        ({"positives": 3}, "positives=3 must be from 1 to 2, as the anchor is one of views=3; give views=4"),
-        ({"mini_batch_size": 0}, "mini_batch_size=0"),
+        ({"views": 1}, "views=1: 2 or more"),
+        ({"passes": 4}, "views=3: .*passes=4: from 1 to views"),
+        ({"positives": 3}, "views=3: .*positives=3: 1 or more, below views"),
         ({"loss": ContrastiveLoss(weights=(1.0, 2.0, 3.0))}, "for 2 positives"),
         ({"whitening": whitening(group_width=5)}, "5"),
     ):
@@ -260,11 +258,9 @@ def test_weights_and_inputs_that_cannot_be_computed_with_are_refused(made):
 def test_labels_that_differ_are_refused_as_the_rows_of_a_label_would_be_drawn_together(made):
     loss = WhitenedContrastiveLoss(made(), views=2, **NONE)
     columns = tokens(loss.model, SENTENCES, OTHERS)
-    with pytest.raises(ValueError, match=r"has labels, here from 0 to 1, which this loss does not use"):
+    with pytest.raises(ValueError, match="has labels that differ, which this loss does not use"):
         loss(columns, torch.tensor([1, 0] * 4))
     assert_close(loss(columns, torch.ones(8)), loss(columns))
-    with pytest.raises(ValueError, match="has labels, here from 0 to 1"):
-        loss(columns, torch.zeros(8))
 
 
 def test_the_model_card_has_settings_and_citation(made):
@@ -404,9 +400,3 @@ def test_their_trainer_with_two_processes_keeps_the_heads_equal_and_resumes(toke
     assert_close(again, whole, rtol=0, atol=0)
     plain = SentenceTransformer(str(tmp_path / "whole" / "checkpoint-2"), device="cpu")  # without the head
     assert [type(part).__name__ for part in plain] == ["Transformer", "Pooling"]
-
-
-def test_a_name_in_place_of_a_model_is_told_what_to_give():
-    for call in (WhitenedContrastiveLoss, accelerate, lambda model: whitened(model, ["a", "b"])):
-        with pytest.raises(TypeError, match=r"name or path: give SentenceTransformer\('nowhere'\)"):
-            call(Path("nowhere"))

@@ -40,8 +40,6 @@ def test_alignment_is_the_mean_squared_distance_of_a_loop(x):
     y = x.flip(0) * 3
     expected = np.mean([((unit(a) - unit(b)) ** 2).sum() for a, b in zip(x, y, strict=True)])
     assert alignment(x, y).item() == pytest.approx(expected, abs=1e-12)
-    with pytest.raises(ValueError, match=r"\(37, 5\) and \(36, 5\)"):
-        alignment(x, x[1:])
 
 
 def test_spread_is_the_share_of_the_squared_length_that_is_not_the_means(x):
@@ -86,8 +84,7 @@ def test_uniformity_of_points_with_a_closed_form_and_where_there_is_none(x):
     ):
         found = uniformity(torch.tensor(points, dtype=torch.float64)).item()
         assert found == pytest.approx(expected, abs=1e-12)
-    with pytest.raises(ValueError, match="2 rows or more, not 1"):
-        uniformity(x[:1])
+    assert uniformity(x[:1]).isnan()
     x[3] = 0  # has no direction
     assert uniformity(x).isnan() and alignment(x, x).isnan()
 

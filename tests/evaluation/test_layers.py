@@ -89,7 +89,7 @@ def test_what_has_no_correlation_is_nan_and_spoils_no_other_column():
     got = layers.spearman_columns(gold, x)
     assert got[[0, 5]] == pytest.approx(expected)
     assert np.isnan(got[1:5]).all()
-    assert all(spearman(gold, column).value is None for column in x.T[1:5])
+    assert all(np.isnan(spearman(gold, column)) for column in x.T[1:5])
     for broken in ([3.0] * 4, [1, np.nan, 2, 3]):
         assert np.isnan(layers.spearman_columns(np.array(broken), x)).all()
     assert np.isnan(layers.spearman_columns(gold[:1], x[:1])).all()
@@ -205,10 +205,3 @@ def test_every_k_is_what_refitting_and_truncating_at_that_k_gives(planes, index)
             expected = naive_scores(pairs, lambda rows, y=y: naive_cosines(y, rows))
             assert got[task][:, k - 1] == pytest.approx(expected, abs=1e-8)
     assert got["average"] == pytest.approx((got["T0"] + got["T1"] + got["U"]) / 3)
-
-
-def test_planes_that_lack_a_sentence_of_a_pair_are_refused(planes, index):
-    for wrong in (planes[:, :-1], planes[0]):
-        for scores in (layers.pairs, layers.subsets):
-            with pytest.raises(ValueError, match=r"are not \(layers, sentences > \d+, width\)"):
-                scores(wrong, index)

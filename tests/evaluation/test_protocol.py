@@ -282,9 +282,9 @@ def test_a_protocol_with_a_wrong_aggregation_or_transform_is_refused():
     with pytest.raises(ValueError, match="protocol.headline='median' is not one of all, mean, wmean"):
         Protocol("x", "median", "as_is", None, 0, [])
     with pytest.raises(ValueError, match="kind='white'"):
-        Protocol("x", "all", "as_is", None, 0, [{"name": "a", "map": {"kind": "white"}, "fit": "year"}])
+        Row("a", map={"kind": "white"}, fit="year")
     with pytest.raises(ValueError, match="'a' lacks what its transform is fitted to"):
-        Protocol("x", "all", "as_is", None, 0, [{"name": "a", "map": {"kind": "zca"}}])
+        Row("a", map={"kind": "zca"})
     with pytest.raises(ValueError, match="protocol.case='upper' is not one of as_is, lower, lower_but_sick"):
         Protocol("x", "all", "upper", None, 0, [])
     assert setting(Row("a").fit) == ""

@@ -188,12 +188,6 @@ def test_the_average_over_tasks_is_taken_draw_by_draw():
     np.testing.assert_array_equal(found, [2, 4, NAN])
 
 
-def test_seeds_have_a_mean_and_the_deviation_of_a_sample():
-    values = [75.1, 76.4, 74.9, 75.7]
-    assert statistics.over_seeds(values) == pytest.approx((75.525, np.std(values) * (4 / 3) ** 0.5, 4))
-    assert statistics.over_seeds([75.1]) == (75.1, None, 1)
-
-
 def test_one_source_is_the_t_test_and_quantiles_are_scipys():
     for n in (2, 3, 10):
         a, b = np.random.default_rng(n).normal([[0.4], [0.0]], 1, (2, n))

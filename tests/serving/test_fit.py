@@ -170,7 +170,6 @@ def test_an_embedder_and_a_fit_may_be_named_by_their_paths(source, embedder, tmp
     wanted = whitened(embedder, fit, 4).encode(TEXTS)
     assert_allclose(whitened(source, tmp_path / "fit", 4).encode(TEXTS), wanted, atol=1e-6)
     for wrong, message in (
-        (lambda: whitened(embedder, {}), "a Postprocess or the path of its file is expected, not dict"),
         (lambda: whitened(3, fit), "an Embedder or the path of one is expected, not int"),
         (lambda: fit.fit(TEXTS), "rows of numbers are expected, not .*: encode texts first"),
         (lambda: fit.transform(TEXTS), "rows of numbers are expected"),

@@ -48,9 +48,8 @@ class Data(NamedTuple):
 
     def predicted(self, rows: Rows, weights: Tensor) -> Tensor:
         """The predicted classes of these rows: weights (d + 1, ..., c) -> (rows, ...)."""
-        return torch.tensordot(self.x[torch.from_numpy(rows).to(self.x.device)], weights, dims=1).argmax(
-            dim=-1
-        )
+        x = self.x[torch.from_numpy(rows).to(self.x.device)]
+        return torch.tensordot(x, weights, dims=1).argmax(dim=-1)
 
     def accuracy(self, rows: Rows, weights: Tensor) -> Tensor:
         """The accuracy on these rows, from 0 to 1 in float64: weights (d + 1, r, c) -> (r,)."""
@@ -98,16 +97,17 @@ def _together(
     best = start[None, :, None].repeat(p, 1, r, 1)
     accuracy = torch.full((p, r), -1.0, dtype=torch.float64, device=device)
     failures = torch.zeros_like(accuracy)
-    adam = _Adam.begun(best.flatten(2), decay.repeat_interleave(data.classes, dim=1)[:, None])
+    zeros = torch.zeros(p, data.x.shape[1], r * data.classes, device=device)
+    decays = decay.repeat_interleave(data.classes, dim=1)[:, None]
+    adam = _Adam(best.flatten(2).clone(), zeros, zeros.clone(), decays, steps=0)
     rows = torch.from_numpy(np.stack([rows for rows, _ in pairs])).to(device)
     alive = torch.arange(p, device=device)
     for _ in range(ROUNDS):
         for _ in range(EPOCHS):
             adam = _epoch(data, rows[alive], torch.from_numpy(random.permutation(rows.shape[1])), adam)
         now = adam.weights.unflatten(2, (r, data.classes))
-        scores = torch.stack(
-            [data.accuracy(pairs[i][1], w) for i, w in zip(alive.tolist(), now, strict=True)]
-        )
+        right = [data.accuracy(pairs[i][1], w) for i, w in zip(alive.tolist(), now, strict=True)]
+        scores = torch.stack(right)
         better = (failures[alive] < FAILURES) & (scores > accuracy[alive])
         best[alive] = torch.where(better[:, None, :, None], now, best[alive])
         accuracy[alive] = torch.where(better, scores, accuracy[alive])
@@ -128,10 +128,6 @@ class _Adam(NamedTuple):
     decay: Tensor
     steps: int
 
-    @classmethod
-    def begun(cls, weights: Tensor, decay: Tensor) -> _Adam:
-        return cls(weights.clone(), torch.zeros_like(weights), torch.zeros_like(weights), decay, 0)
-
     def stepped(self, gradient: Tensor) -> _Adam:
         """The state after one step; weights and both moments are changed in place."""
         steps = self.steps + 1
@@ -143,10 +139,8 @@ class _Adam(NamedTuple):
         return self._replace(steps=steps)
 
     def kept(self, going: Tensor) -> _Adam:
-        weights, first, second, decay = (
-            t[going] for t in (self.weights, self.first, self.second, self.decay)
-        )
-        return _Adam(weights, first, second, decay, self.steps)
+        tensors = {name: getattr(self, name)[going] for name in ("weights", "first", "second", "decay")}
+        return self._replace(**tensors)
 
 
 def _epoch(data: Data, rows: Tensor, order: Tensor, adam: _Adam) -> _Adam:

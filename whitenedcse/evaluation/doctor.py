@@ -14,8 +14,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from whitenedcse.data import corpus
 from whitenedcse.data.sources import CORPORA, RTE, SENTEVAL, candidate_paths, files_of, present, roots
 from whitenedcse.evaluation.tasks import STS, TRANSFER, benchmark_labels, benchmark_pairs
@@ -35,7 +33,7 @@ PAIRS = {  # scored pairs of each subset, in the order of tasks.STS
     "SICK-R/train": (4500,),
 }
 COLUMNS = ("task", "files", "rows", "published", "verdict")  # rows: those here
-Read = Callable[[], tuple[int, list[str]]]  # the number of rows in files, and what is wrong, in sentences
+Counts = dict[str, int]  # rows by part of a task, "" for all of it
 ROWS = {"wiki1m": 1_000_000, "wiki1m_like": 1_000_000, "nli": 962_854, "nli_for_simcse": 275_601}
 AGAIN = "move the folder and any senteval.tar away, then: whitenedcse data fetch senteval"
 
@@ -63,18 +61,18 @@ def examined(folder: Path | None = None) -> list[Finding]:
     for name, task in STS.items():
         parts = task.subsets.split()
         names = [f"{task.folder}/{file.format(part)}" for part in parts for file in (task.text, task.gold)]
-        base = _base(homes, task.folder)
-        findings.append(_finding(name, base, names, sum(PAIRS[name]), partial(_pairs, name, base)))
+        base, published = _base(homes, task.folder), dict(zip(parts, PAIRS[name], strict=True))
+        findings.append(_finding(name, base, names, published, partial(_pairs, name, base)))
     for name, labelled in TRANSFER.items():
         names = [part.file or RTE for part in labelled.parts]
         base = _base(within if name == "RTE" else homes, names[0].partition("/")[0])
-        rows = sum(part.rows for part in labelled.parts)
-        findings.append(_finding(name, base, names, rows, partial(_labelled, name, base)))
+        published = {"": sum(part.rows for part in labelled.parts)}
+        findings.append(_finding(name, base, names, published, partial(_texts, name, base)))
     for name, rows in ROWS.items():
         path = present(name, within) or within[0] / CORPORA[name].candidates[0]
         names = [str(Path(path.name, part)) for part in files_of(name)]
-        read = partial(_text, path, CORPORA[name].columns, rows)
-        findings.append(_finding(name, path.parent, names, rows, read))
+        read = partial(_sentences, path, CORPORA[name].columns)
+        findings.append(_finding(name, path.parent, names, {"": rows}, read))
     return findings
 
 
@@ -82,57 +80,51 @@ def _base(homes: Sequence[Path], folder: str) -> Path:
     return next((home for home in homes if (home / folder).is_dir()), homes[0])
 
 
-def _finding(task: str, base: Path, names: Sequence[str], expected: int, read: Read) -> Finding:
+def _finding(
+    task: str, base: Path, names: Sequence[str], published: Counts, read: Callable[[], Counts]
+) -> Finding:
     """The state of the files `names` in `base`, which are read only if all of them exist."""
-    names = list(dict.fromkeys(names))
+    names, expected = list(dict.fromkeys(names)), sum(published.values())
     short = Path(names[0]).name if len(names) == 1 else f"{Path(names[0]).parent.name} ({len(names)})"
     unread = Finding(task, base, short, expected, None, "wrong", "")
-    absent = [name for name in names if not (base / name).is_file()]
-    if absent:
+    if absent := [name for name in names if not (base / name).is_file()]:
         more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
         what = f"no {', '.join(absent[:3])}{more} in {base}; {_remedy(task, base)}"
         return unread._replace(verdict="missing", why=what)
     try:
-        rows, wrong = read()
+        rows = read()
     except (ValueError, OSError) as error:
         return unread._replace(why=" ".join(str(error).split()))
+    wrong = [
+        f"{part} {rows[part]:,} rows, {n:,} published".strip()
+        for part, n in published.items()
+        if rows[part] != n
+    ]
     known = json.loads((files("whitenedcse.data") / "checksums.json").read_text())
     other = [name for name in names if known.get(name, "") not in ("", sha256(base / name))]
     differs = [f"{name} differs from the copy that was checked" for name in other]
     verdict = "wrong" if wrong else "differs" if differs else "ok"
-    return Finding(task, base, short, expected, rows, verdict, "; ".join(wrong or differs))
+    return Finding(task, base, short, expected, sum(rows.values()), verdict, "; ".join(wrong or differs))
 
 
 def _remedy(task: str, base: Path) -> str:
     if task == "RTE" or (task in CORPORA and not CORPORA[task].hub):
         return "it cannot be downloaded: put it there"
     if task not in CORPORA and present("senteval", [base]):  # a fetch would find it and do nothing
-        return AGAIN
+        return "move the folder and any senteval.tar away, then: whitenedcse data fetch senteval"
     return f"to get it: whitenedcse data fetch {task if task in CORPORA else 'senteval'}"
 
 
-def _pairs(name: str, home: Path) -> tuple[int, list[str]]:
-    """The scored pairs of one of tasks.STS; scores must lie from 0 to 5, those of SICK from 1 to 5."""
-    low, high = (1 if name.startswith("SICK") else 0), 5
-    subsets, wrong = benchmark_pairs(name, home), []
-    for subset, expected in zip(subsets, PAIRS[name], strict=True):
-        if len(subset.gold) != expected:
-            wrong.append(f"{subset.name}: {len(subset.gold):,} scored pairs, {expected:,} published")
-        for i in np.flatnonzero((subset.gold < low) | (subset.gold > high))[:1]:
-            score = f"scored pair {i + 1} has the score {subset.gold[i]:g}"
-            wrong.append(f"{subset.name}: {score}, outside {low} to {high}")
-    return sum(len(subset.gold) for subset in subsets), wrong
+def _pairs(name: str, home: Path) -> Counts:
+    return {subset.name: len(subset.gold) for subset in benchmark_pairs(name, home)}
 
 
-def _labelled(name: str, home: Path) -> tuple[int, list[str]]:
-    """The texts of one of tasks.TRANSFER. Raises ValueError unless there are as many as published."""
-    return len(benchmark_labels(name, home / RTE if name == "RTE" else home).labels), []
+def _texts(name: str, home: Path) -> Counts:
+    return {"": len(benchmark_labels(name, home / RTE if name == "RTE" else home).labels)}
 
 
-def _text(path: Path, columns: tuple[str, ...], expected: int) -> tuple[int, list[str]]:
-    _, counts = corpus.read(corpus.Corpus(str(path), columns))
-    wrong = [f"{counts.total:,} rows, {expected:,} published"] if counts.total != expected else []
-    return counts.total, wrong
+def _sentences(path: Path, columns: tuple[str, ...]) -> Counts:
+    return {"": corpus.read(corpus.Corpus(str(path), columns))[1].total}
 
 
 def lines(findings: Iterable[Finding]) -> list[list[str]]:

@@ -33,8 +33,6 @@ def alignment(x: Tensor, y: Tensor) -> Tensor:
 
     (..., n, d), (..., n, d) -> (). Which pairs those are the caller says. Eq. 9 of [1], from [2].
     """
-    if x.shape != y.shape:
-        raise ValueError(f"positives come in pairs, not as {tuple(x.shape)} and {tuple(y.shape)}")
     return (_unit(x) - _unit(y)).square().sum(-1).mean()
 
 
@@ -52,12 +50,9 @@ def diversity(x: Tensor) -> Tensor:
 def uniformity(x: Tensor) -> Tensor:
     """The log of the mean of exp(-2 ||x_i - x_j||^2) over all i < j on the unit sphere; 0 when collapsed.
 
-    (n, d) -> (), lower is more uniform. Memory grows with CHUNK x n. Eq. 10 of [1], from [2], with its t = 2.
+    (n, d) -> (), lower is more uniform, NaN for one row. Memory grows with CHUNK x n. Eq. 10 of [1], t = 2.
     """
-    n = len(x)
-    if n < 2:
-        raise ValueError(f"uniformity compares pairs, so it needs 2 rows or more, not {n}")
-    x, sums = _unit(x), []
+    n, x, sums = len(x), _unit(x), []
     for start in range(0, n, CHUNK):
         terms = (x[start : start + CHUNK] @ x[start:].mT).mul_(4).sub_(4).exp_()  # between exp(-8) and 1
         own, later = terms.tensor_split([len(terms)], dim=1)
@@ -73,17 +68,19 @@ def mean_cosine(x: Tensor) -> Tensor:
 
 def spread(x: Tensor) -> Tensor:
     """The mean squared distance from the mean over the mean squared length: (n, d) -> (), at most 1."""
+    length = x.double().square().sum()
+    return _centred(x).square().sum() / length if length else length
+
+
+def _centred(x: Tensor) -> Tensor:
     x = x.double()
-    apart = x - x[:1]  # equal rows become exact zeros, which a rounded mean would not grant
-    length = x.square().sum()
-    return (apart - apart.mean(dim=0)).square().sum() / length if length else length
+    x = x - x[:1]  # equal rows become exact zeros, which a rounded mean would not grant
+    return x - x.mean(dim=0)
 
 
 def spectrum(x: Tensor) -> Tensor:
     """The share of variance along each principal axis, the largest first: (n, d) -> (d,)."""
-    x = x.double()
-    x = x - x[:1]  # equal rows become exact zeros, which a rounded mean would not grant
-    x = x - x.mean(dim=0)
+    x = _centred(x)
     values = torch.linalg.eigvalsh(x.mT @ x).clamp_min(0).flip(0)
     return values / values.sum() if values.any() else values
 

@@ -21,14 +21,13 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.scores import MEANS, ROUNDING, Index, cosine
+from whitenedcse.evaluation.scores import MEANS, Index, cosine, varies
 
 RESOLUTION = 1e-14  # of the squares: layers that cancel to 1e-7 leave the rounding of float32, no direction
 CELLS = 1_500_000  # of a chunk of columns; some eight float64 arrays of it live at once
 LIMIT = 10_000  # sets of layers: 12 layers and the embeddings have 8,191
 
 Floats = NDArray[np.float64]
-OfTask = Callable[[str], NDArray[Any]]
 
 
 class Subsets(NamedTuple):
@@ -39,7 +38,7 @@ class Subsets(NamedTuple):
     complete: bool
 
 
-def aggregate(index: Index, similarities: OfTask) -> dict[str, Floats]:
+def aggregate(index: Index, similarities: Callable[[str], NDArray[Any]]) -> dict[str, Floats]:
     """Scores of m columns of similarities by task, (3, m) with rows as in MEANS, and their "average".
 
     similarities: a task -> (n, m), for the n pairs of all its subsets in order. "average" is the mean over
@@ -58,7 +57,7 @@ def aggregate(index: Index, similarities: OfTask) -> dict[str, Floats]:
 def spearman_columns(gold: NDArray[Any], similarities: NDArray[Any]) -> Floats:
     """`scores.spearman` of gold (n,) with every column of (n, m): (m,), NaN where it is undefined."""
     n, m = similarities.shape
-    if n < 2 or _constant(np.asarray(gold, np.float64)[None])[0]:
+    if n < 2 or not varies(gold):
         return np.full(m, np.nan)
     from scipy.stats import rankdata
 
@@ -67,17 +66,10 @@ def spearman_columns(gold: NDArray[Any], similarities: NDArray[Any]) -> Floats:
     step = max(1, CELLS // n)
     for start in range(0, m, step):
         at = np.arange(start, min(start + step, m))
-        at = at[~_constant(columns[at])]
+        at = at[varies(columns[at])]
         b = rankdata(columns[at], axis=1) - (n + 1) / 2
         found[at] = 100 * (b @ a) / np.sqrt(np.einsum("mn,mn->m", b, b) * (a @ a))
     return found
-
-
-def _constant(x: Floats) -> NDArray[np.bool_]:
-    """Which rows of (m, n) are constant within rounding or not finite: (m,)."""
-    with np.errstate(invalid="ignore"):
-        constant = np.ptp(x, axis=1) <= ROUNDING * np.abs(x).max(axis=1)
-    return constant | ~np.isfinite(x).all(axis=1)
 
 
 def records(scores: Mapping[str, Floats], columns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -100,9 +92,8 @@ def cosines_by_mask(planes: NDArray[Any], rows: NDArray[np.intp]) -> Callable[[N
     (left, right), inverse = np.unique(np.sort(rows, axis=0), axis=1, return_inverse=True)  # so they tie
     i, j = np.triu_indices(len(planes))
     step = max(1, CELLS // planes[:, 0].size)
-    chunks = [
-        _products(planes, left[at : at + step], right[at : at + step]) for at in range(0, len(left), step)
-    ]
+    parts = [slice(start, start + step) for start in range(0, len(left), step)]
+    chunks = [_products(planes, left[part], right[part]) for part in parts]
     ab, aa, bb = np.concatenate(chunks, axis=1)
 
     def squared(products: Floats, masks: Floats) -> Floats:
@@ -137,7 +128,6 @@ def pairs(planes: NDArray[Any], index: Index) -> list[dict[str, Any]]:
 
     A task's whitening is fitted to both sides of all its pairs, with repetition, as the code of [1] does.
     """
-    _check(planes, index)
     both = list(combinations_with_replacement(range(len(planes)), 2))
     masks = _masks(both, len(planes))
     off = aggregate(index, lambda task: cosines_by_mask(planes, _rows(index, task))(masks))
@@ -172,7 +162,6 @@ def subsets(planes: NDArray[Any], index: Index) -> Subsets:
 
     Where there are more than `LIMIT` sets, only sizes up to the largest that keeps to it, and at least 2.
     """
-    _check(planes, index)
     layers = len(planes)
     totals = np.cumsum([comb(layers, size) for size in range(1, layers + 1)])
     largest = min(layers, max(2, int(np.searchsorted(totals, LIMIT, side="right"))))
@@ -232,9 +221,3 @@ def _rows(index: Index, task: str) -> NDArray[np.intp]:
 
 def _masks(sets: Iterable[Iterable[int]], layers: int) -> NDArray[np.bool_]:
     return np.array([np.isin(np.arange(layers), list(s)) for s in sets])
-
-
-def _check(planes: NDArray[Any], index: Index) -> None:
-    last = max(int(rows.max()) for subsets in index.values() for _, rows in subsets)
-    if planes.ndim != 3 or planes.shape[1] <= last:
-        raise ValueError(f"planes of {planes.shape} are not (layers, sentences > {last}, width)")

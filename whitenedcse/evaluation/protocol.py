@@ -33,6 +33,14 @@ class Row:
     fit: str = ""
     choose: str = ""
 
+    def __post_init__(self) -> None:
+        if self.map and not self.fit and self.map.get("kind") != "prefix":
+            raise ValueError(
+                f"protocol.rows: {self.name!r} lacks what its transform is fitted to, as fit: target"
+            )
+        if self.maker:
+            self.maker()  # raises for settings that no transform has
+
     @property
     def maker(self) -> Callable[[], Postprocess] | None:
         """A function that makes the transform, not yet fitted; None where there is none."""
@@ -46,7 +54,7 @@ class Protocol:
     headline: the aggregation that is printed, one of all, mean, wmean; all three are kept. case: of all
     texts, one of tasks.CASES. max_length: in tokens, None for the encoder's own limit. extra: what a mean
     over tokens divides by, in addition to their number; the code of [1] has 0.01. rows: mappings of `Row`'s
-    fields. Raises ValueError for anything else.
+    fields.
     """
 
     name: str
@@ -66,24 +74,11 @@ class Protocol:
         for name, known in {"headline": MEANS, "case": CASES}.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"protocol.{name}={getattr(self, name)!r} is not one of {', '.join(known)}")
-        for row in self.lines:
-            if row.maker:
-                row.maker()  # raises for settings that no transform has
 
     @property
     def lines(self) -> list[Row]:
         """The rows of the table."""
-        return [_row(row) for row in self.rows]
-
-
-def _row(settings: Mapping[str, Any]) -> Row:
-    known = [field.name for field in fields(Row)]
-    if not isinstance(settings, Mapping) or "name" not in settings or set(settings) - set(known):
-        raise ValueError(f"protocol.rows: {settings} must have a name and no keys but {', '.join(known)}")
-    row = Row(**settings)
-    if row.map and not row.fit and row.map.get("kind") != "prefix":
-        raise ValueError(f"protocol.rows: {row.name!r} lacks what its transform is fitted to, as fit: target")
-    return row
+        return [Row(**row) for row in self.rows]
 
 
 def setting(on: str) -> str:

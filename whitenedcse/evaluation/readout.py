@@ -29,9 +29,7 @@ from whitenedcse.evaluation.geometry import effective_rank
 from whitenedcse.evaluation.layers import spearman_columns
 from whitenedcse.evaluation.statistics import resamples, weighted_spearman
 
-SETS = (
-    400  # sets of layers: all of up to three for 12 layers and the embeddings (377), up to two for 24 (325)
-)
+SETS = 400  # of layers: all of up to three for 12 layers and the embeddings (377), up to two for 24 (325)
 RANK = 1e-6  # of the largest variance, in float32: axes below are empty
 FRACTIONS = (1, 0.8, 0.67, 0.5, 0.375, 0.25, 0.1875, 0.125)  # of the width: components that are kept
 SHRINKAGES = (0.0, 0.1, 0.3)
@@ -95,8 +93,7 @@ class Readout(NamedTuple):
 
 
 def maps(d: int, n: int) -> list[Map]:
-    """The maps that are tried for vectors of width d and a corpus of n texts, which gives n - 1 axes at
-    most."""
+    """The maps that are tried for vectors of width d and a corpus of n texts, which gives n - 1 axes."""
     ks = sorted({max(1, round(d * part)) for part in FRACTIONS}, reverse=True)
     forms = [*(("whitening", s, 0.5) for s in SHRINKAGES), ("whitening", 0.0, 0.25), ("pca", 0.0, 0.5)]
     fitted = [Map(kind, k, s, p) for k in ks for kind, s, p in forms if s or k < n]
@@ -105,8 +102,7 @@ def maps(d: int, n: int) -> list[Map]:
 
 
 def layer_sets(r: int) -> list[tuple[int, ...]]:
-    """The sets of one to three of r layers, smaller ones first; only up to two where those are more than
-    SETS."""
+    """The sets of one to three of r layers, smaller ones first; only of up to two where these exceed SETS."""
     sizes = [size for size in (1, 2, 3) if sum(comb(r, i) for i in range(1, size + 1)) <= SETS or size < 3]
     return [layers for size in sizes for layers in combinations(range(r), size)]
 
@@ -138,9 +134,8 @@ class Moments:
         means = (self.sums / self.n).reshape(r, d)
         mean = means[list(layers)].mean(axis=0)
         blocks = self.products.reshape(r, d, r, d)
-        cov = sum(blocks[i, :, j].astype(np.float64) for i in layers for j in layers) / (
-            self.n * len(layers) ** 2
-        )
+        cov = sum(blocks[i, :, j].astype(np.float64) for i in layers for j in layers)
+        cov = cov / (self.n * len(layers) ** 2)
         return mean + self.shift[list(layers), 0].mean(axis=0, dtype=np.float64), cov - np.outer(mean, mean)
 
 
@@ -250,8 +245,7 @@ class Choice(NamedTuple):
 
 
 def simplest(scores: Floats, sizes: NDArray[np.int64]) -> int:
-    """Of the readouts within NEAR of the highest score, the best one of the fewest layers: (m,), (m,) -> a
-    column."""
+    """The column of the best readout of the fewest layers within NEAR of the highest score: (m,), (m,)."""
     near = scores >= np.nanmax(scores) - NEAR
     fewest = near & (sizes == sizes[near].min())
     return int(np.flatnonzero(fewest)[np.argmax(scores[fewest])])
@@ -307,6 +301,4 @@ def check_pairs(gold: Floats, groups: NDArray[np.intp]) -> None:
     if (n := len(np.unique(groups))) < FEWEST:
         raise ValueError(f"{n} pairs are too few to choose a readout: give {FEWEST} or more, better 200")
     if np.ptp(gold) == 0:
-        raise ValueError(
-            f"the scores of all {len(gold)} pairs are {gold[0]:g}: nothing can be chosen on them"
-        )
+        raise ValueError(f"the scores of all {len(gold)} pairs are {gold[0]:g}: they cannot choose a readout")

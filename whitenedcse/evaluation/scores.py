@@ -9,13 +9,14 @@ A correlation is aggregated over a task's subsets in three ways, MEANS.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.evaluation.tasks import TRANSFER, Labelled, Subset
+from whitenedcse.evaluation.tasks import Labelled, Subset
 
 _MEAN = "mean over the subsets of a task"
 MEANING = {"all": "all pairs of a task together", "mean": _MEAN, "wmean": f"{_MEAN}, weighted by their pairs"}
@@ -28,13 +29,6 @@ Pairs = Sequence[tuple[Subset, Rows]]  # of a task: a subset, and its pairs' row
 Index = dict[str, list[tuple[Subset, Rows]]]  # the same by task
 
 
-class Correlation(NamedTuple):
-    """A correlation x 100, or None and why it is undefined."""
-
-    value: float | None
-    why: str = ""
-
-
 def cosine(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
     """The cosines of corresponding rows, from -1 to 1: (n, d), (n, d) -> (n,); NaN for a zero vector."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
@@ -43,19 +37,18 @@ def cosine(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
         return np.clip(ab / np.sqrt(aa * bb), -1, 1)  # rounding leaves 1 + 2e-16
 
 
-def spearman(gold: NDArray[Any], similarity: NDArray[Any]) -> Correlation:
-    """Spearman's rank correlation x 100 of (n,) and (n,), or why it is undefined; ties share a mean rank."""
-    if why := undefined(gold, similarity):
-        return Correlation(None, why)
+def spearman(gold: NDArray[Any], similarity: NDArray[Any]) -> float:
+    """Spearman's rank correlation x 100 of (n,) and (n,); ties share a mean rank; NaN where `undefined`."""
+    if undefined(gold, similarity):
+        return math.nan
     from scipy.stats import spearmanr  # seconds that what only reads pairs need not wait for
 
-    return Correlation(100 * float(spearmanr(gold, similarity).statistic))
+    return 100 * float(spearmanr(gold, similarity).statistic)
 
 
-def pearson(gold: NDArray[Any], similarity: NDArray[Any]) -> Correlation:
-    """Pearson's correlation x 100 of (n,) and (n,), or why it is undefined, which is as for `spearman`."""
-    why = undefined(gold, similarity)
-    return Correlation(None, why) if why else Correlation(100 * float(np.corrcoef(gold, similarity)[0, 1]))
+def pearson(gold: NDArray[Any], similarity: NDArray[Any]) -> float:
+    """Pearson's correlation x 100 of (n,) and (n,); NaN where `undefined`."""
+    return math.nan if undefined(gold, similarity) else 100 * float(np.corrcoef(gold, similarity)[0, 1])
 
 
 def undefined(gold: NDArray[Any], similarity: NDArray[Any]) -> str:
@@ -65,9 +58,15 @@ def undefined(gold: NDArray[Any], similarity: NDArray[Any]) -> str:
     for name, values in (("gold", gold), ("similarity", similarity)):
         if broken := np.count_nonzero(~np.isfinite(values)):
             return f"{name} is not finite in {broken} of {len(gold)} pairs"
-        if np.ptp(values) <= ROUNDING * np.abs(values).max():
+        if not varies(values):
             return f"{name} is constant"
     return ""
+
+
+def varies(x: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether rows of numbers, (..., n) -> (...), are finite, and differ by more than rounding."""
+    with np.errstate(invalid="ignore"):
+        return np.ptp(x, axis=-1) > ROUNDING * np.abs(x).max(axis=-1)  # False where one is NaN or infinite
 
 
 def pairs_index(tasks: Mapping[str, Sequence[Subset]]) -> tuple[list[str], Index]:
@@ -100,34 +99,27 @@ def sts_scores(subsets: Sequence[Subset], similarities: Sequence[NDArray[Any]]) 
     names = [s.name for s in subsets]
     if len(set(names)) < len(names):
         raise ValueError(f"two subsets of a task share a name: {', '.join(names)}")
-    total, spearmans = aggregated(spearman, subsets, similarities)
-    other, pearsons = aggregated(pearson, subsets, similarities)
+    golds, sizes = [s.gold for s in subsets], [len(s.gold) for s in subsets]
+    every = [(np.concatenate(golds), np.concatenate(similarities)), *zip(golds, similarities, strict=True)]
+    whys = [undefined(*pair) for pair in every]
+    why = "; ".join(f"{name}: {why}" for name, why in zip(["all", *names], whys, strict=True) if why)
+    ranks, linear = ([correlation(*pair) for pair in every] for correlation in (spearman, pearson))
     parts: dict[str, Any] = {}
-    for s, rank, linear in zip(subsets, spearmans, pearsons, strict=True):
-        parts[s.name] = {"spearman": rank.value, "pearson": linear.value, "n": len(s.gold)}
-        if rank.why:
-            parts[s.name]["why"] = rank.why
-    n = sum(len(s.gold) for s in subsets)
-    return total | {"pearson": {mean: other[mean] for mean in MEANS}, "n": n, "subsets": parts}
+    for i, name in enumerate(names, 1):
+        parts[name] = {"spearman": defined(ranks[i]), "pearson": defined(linear[i]), "n": sizes[i - 1]}
+        parts[name] |= {"why": whys[i]} if whys[i] else {}
+    total, other = (means([x[0], np.mean(x[1:]), np.average(x[1:], weights=sizes)]) for x in (ranks, linear))
+    return total | ({"why": why} if why else {}) | {"pearson": other, "n": sum(sizes), "subsets": parts}
 
 
-def aggregated(
-    correlation: Callable[..., Correlation], subsets: Sequence[Subset], similarities: Sequence[NDArray[Any]]
-) -> tuple[dict[str, Any], list[Correlation]]:
-    """A correlation of a task in each of MEANS, and that of each subset."""
-    parts = [correlation(s.gold, x) for s, x in zip(subsets, similarities, strict=True)]
-    whole = correlation(np.concatenate([s.gold for s in subsets]), np.concatenate(similarities))
-    values, sizes = np.array([part.value for part in parts], float), [len(s.gold) for s in subsets]
-    names = ["all", *(s.name for s in subsets)]
-    why = [f"{name}: {part.why}" for name, part in zip(names, [whole, *parts], strict=True) if part.why]
-    return means([whole.value, values.mean(), np.average(values, weights=sizes)], "; ".join(why)), parts
+def defined(x: float) -> float | None:
+    """A number, None for NaN."""
+    return float(x) if np.isfinite(x) else None
 
 
-def means(values: Any, why: str) -> dict[str, Any]:
-    """Values in the order of MEANS by their names, None for NaN, with the reason where there is one."""
-    numbers = zip(MEANS, np.asarray(values, float), strict=True)
-    found: dict[str, Any] = {name: float(x) if np.isfinite(x) else None for name, x in numbers}
-    return found | {"why": why} if why else found
+def means(values: Iterable[Any]) -> dict[str, Any]:
+    """Values in the order of MEANS by their names, None for NaN."""
+    return dict(zip(MEANS, map(defined, values), strict=True))
 
 
 def task_scores(vectors: Vectors, pairs: Pairs, void: str = "") -> tuple[dict[str, Any], NDArray[np.float64]]:
@@ -152,8 +144,8 @@ def averaged(tasks: Mapping[str, Any]) -> dict[str, Any]:
     why = ", ".join(name for name, task in tasks.items() if "why" in task)
     every = [*tasks.values(), *(task["pearson"] for task in tasks.values())]
     table = np.array([[scores[key] for key in MEANS] for scores in every], float).reshape(2, -1, len(MEANS))
-    spearmans, pearsons = table.mean(axis=1)
-    return means(spearmans, why and f"undefined in {why}") | {"pearson": means(pearsons, "")}
+    spearmans, pearsons = map(means, table.mean(axis=1))
+    return spearmans | ({"why": f"undefined in {why}"} if why else {}) | {"pearson": pearsons}
 
 
 # accuracies
@@ -190,13 +182,7 @@ def accuracy(task: Labelled, x: NDArray[Any], classify: Classify) -> dict[str, A
 
 def threshold(task: Labelled, cosines: NDArray[Any]) -> dict[str, Any]:
     """Accuracy of predicting entailment where the cosine (n,) is at least 0.5, without training: [2], A.2."""
-    classes = list(TRANSFER["RTE"].classes)
-    if task.classes != classes:
-        raise ValueError(
-            f"{task.name}: a threshold separates {', '.join(classes)}; not {', '.join(task.classes)}"
-        )
-    if cosines.shape != task.labels.shape or not np.isfinite(cosines).all():
-        raise ValueError(f"{task.name}: {len(task.labels)} finite cosines expected; {cosines.shape} given")
+    classes = task.classes
     predicted = np.where(cosines >= 0.5, 0, 1)
     correct = predicted == task.labels
     table = np.bincount(2 * task.labels + predicted, minlength=4).reshape(2, 2).tolist()

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-from whitenedcse.evaluation.scores import ROUNDING
+from whitenedcse.evaluation.scores import varies
 
 ALPHA = 0.05
 SMALLEST = math.log(1e-100)  # a p below this is 0
@@ -37,14 +37,6 @@ class Comparison(NamedTuple):
     low: float
     high: float
     p: float | None
-
-
-class Spread(NamedTuple):
-    """Mean and standard deviation (divided by n - 1) of scores over n seeds; sd is None for one seed."""
-
-    mean: float
-    sd: float | None
-    n: int
 
 
 def resamples(n: int, draws: int, seed: int) -> NDArray[np.int32]:
@@ -67,7 +59,7 @@ def weighted_spearman(gold: NDArray[Any], similarity: NDArray[Any], counts: NDAr
     gold: (n,), similarity: (n,), counts: (draws, n) -> (draws,). NaN where a draw is constant. The sums are
     exact integers, for up to 2 million pairs (n cubed is below 2**63).
     """
-    if not (_varies(gold) and _varies(similarity)):
+    if not (varies(gold) and varies(similarity)):
         return np.full(len(counts), np.nan)
     groups, step = (_groups(gold), _groups(similarity)), max(1, CHUNK // len(gold))
     starts = range(0, len(counts), step)
@@ -80,10 +72,6 @@ class _Groups(NamedTuple):
     order: NDArray[np.intp]
     starts: NDArray[np.intp]
     of: NDArray[np.intp]
-
-
-def _varies(values: NDArray[Any]) -> bool:
-    return bool(np.isfinite(values).all() and np.ptp(values) > ROUNDING * np.abs(values).max())
 
 
 def _groups(values: NDArray[Any]) -> _Groups:
@@ -157,13 +145,6 @@ def paired(draws_a: Draws, draws_b: Draws, difference: float | None = None) -> C
     tail = min(np.count_nonzero(draws <= 0), np.count_nonzero(draws >= 0))
     given = float(np.median(draws)) if difference is None else difference
     return Comparison(given, *bounds, p=min(1.0, 2 * (1 + tail) / (len(draws) + 1)))
-
-
-def over_seeds(values: Sequence[float]) -> Spread:
-    """Mean and standard deviation of the scores of runs that differ in their seed alone."""
-    return Spread(
-        float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values)
-    )
 
 
 class Source(NamedTuple):

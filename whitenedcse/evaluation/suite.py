@@ -144,8 +144,6 @@ class Result(NamedTuple):
 def _check_vectors(x: NDArray[Any], n: int) -> None:
     if x.ndim != 2 or len(x) != n:
         raise ValueError(f"{n} sentences have {x.shape} vectors, not a row for each")
-    if not np.issubdtype(x.dtype, np.number):
-        raise ValueError(f"{n} sentences have vectors of {x.dtype}, not of numbers")
     if broken := np.count_nonzero(~np.isfinite(x).all(axis=1)):
         raise ValueError(f"{broken} of {n} sentences have vectors that are not finite; the model is damaged")
 
@@ -160,20 +158,18 @@ def evaluated(
     _check_vectors(system.x, len(plan.sentences))
     of = system.by_task(plan)
     scores, items = _sts(of, plan, draws, system.why_undefined) if plan.pairs else ({}, {})
+    drawn: dict[str, Draws] = {}
     for name, (task, columns) in plan.labelled.items():
         rte = name == "RTE"  # by a threshold; every other by a classifier
-        result, items[name] = _labelled(of(name), task, columns, None if rte else classify, draws)
+        result, items[name], own = _labelled(of(name), task, columns, None if rte else classify, draws)
         if rte:
             scores["rte"] = result
         else:
-            scores.setdefault("transfer", {"tasks": {}})["tasks"][name] = result
+            scores.setdefault("transfer", {"tasks": {}})["tasks"][name], drawn[name] = result, own
             say(f"{name}: {result['accuracy']:.2f} ({result['seconds']} s)")
-    if "transfer" in scores:
-        tasks = scores["transfer"]["tasks"]
-        golds = {name: plan.labelled[name][0].gold for name in tasks}
-        drawn = average_draws({name: accuracy_draws(items[name], draws, seed(golds[name])) for name in tasks})
-        average = float(np.mean([task["accuracy"] for task in tasks.values()]))
-        scores["transfer"] |= {"avg": average, "interval": interval(drawn)}
+    if drawn:
+        average = float(np.mean([scores["transfer"]["tasks"][name]["accuracy"] for name in drawn]))
+        scores["transfer"] |= {"avg": average, "interval": interval(average_draws(drawn))}
     return Result(scores, items)
 
 
@@ -234,12 +230,8 @@ def _geometry(of: Vectors, pairs: Pairs) -> dict[str, Any]:
 
 
 def _labelled(
-    of: Vectors,
-    task: Labelled,
-    columns: Sequence[Rows],
-    classify: Classify | None,
-    draws: int,
-) -> tuple[dict[str, Any], NDArray[np.bool_]]:
+    of: Vectors, task: Labelled, columns: Sequence[Rows], classify: Classify | None, draws: int
+) -> tuple[dict[str, Any], NDArray[np.bool_], Draws]:
     began = time.perf_counter()
     sides = [of(rows) for rows in columns]
     if classify is None:
@@ -248,7 +240,8 @@ def _labelled(
         result = accuracy(task, features(sides), classify)
     correct = result.pop("correct")
     drawn = accuracy_draws(correct, draws, seed(task.gold))
-    return {**result, "interval": interval(drawn), "seconds": round(time.perf_counter() - began, 1)}, correct
+    result |= {"interval": interval(drawn), "seconds": round(time.perf_counter() - began, 1)}
+    return result, correct, drawn
 
 
 def recorded(

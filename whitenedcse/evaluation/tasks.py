@@ -225,30 +225,28 @@ def _file(name: str) -> Path:
             return path
     known = (*STS, *TRANSFER)
     near = "".join(f", such as {task}" for task in get_close_matches(name, known, 1))
-    what = "" if "/" in name or suffix(name) in NAMED else f"none of {', '.join(known)}{near}, and "
-    folders = f"file in {' or '.join(map(str, (Path.cwd(), *roots())))}"
     raise FileNotFoundError(
-        f"no task {name!r}: {what}no {'such file' if Path(name).is_absolute() else folders}; after a file"
-        " the names of its columns may follow, as FILE:SENTENCE1:SENTENCE2:SCORE or FILE:TEXT:LABEL"
+        f"no task {name!r}: none of {', '.join(known)}{near}, and no file in {Path.cwd()} or"
+        f" {' or '.join(map(str, roots()))}; after a file the names of its columns may follow, as"
+        " FILE:SENTENCE1:SENTENCE2:SCORE or FILE:TEXT:LABEL"
     )
 
 
 def _rte() -> Path:
-    candidates = [root / RTE for root in roots()]
-    if found := next(filter(Path.is_file, candidates), None):
-        return found
-    raise FileNotFoundError(
-        f"RTE: GLUE's dev.tsv is at none of {', '.join(map(str, candidates))}; put it there"
-    )
+    places = [root / RTE for root in roots()]
+    for path in places:
+        if path.is_file():
+            return path
+    raise FileNotFoundError(f"RTE: GLUE's dev.tsv is at none of {', '.join(map(str, places))}; put it there")
 
 
 def _lower(task: Task) -> Task:
+    def lower(some: list[str]) -> list[str]:
+        return [text.lower() for text in some]
+
     if isinstance(task, Labelled):
-        return task._replace(columns=tuple([text.lower() for text in column] for column in task.columns))
-    return [
-        s._replace(left=[text.lower() for text in s.left], right=[text.lower() for text in s.right])
-        for s in task
-    ]
+        return task._replace(columns=tuple(map(lower, task.columns)))
+    return [s._replace(left=lower(s.left), right=lower(s.right)) for s in task]
 
 
 def texts(task: Task) -> list[str]:
@@ -301,8 +299,7 @@ def _scored_lines(where: PairFiles, part: str, folder: Path) -> Iterator[tuple[s
         raise ValueError(f"{gold}: {len(scores)} lines, for the {len(pairs)} pairs of {text}")
     left, right, score = where.columns
     for i in (i for i in range(where.header, len(pairs)) if scores[i]):
-        place = f"{text}:{i + 1}" + (f" and {gold.name}" if gold != text else "")
-        texts, scored = pairs[i].split("\t"), scores[i].split("\t")
+        place, texts, scored = f"{text}:{i + 1}", pairs[i].split("\t"), scores[i].split("\t")
         if max(left, right) >= len(texts) or score >= len(scored):
             raise ValueError(f"{place}: {len(texts)} tab-separated fields are too few")
         yield place, {"score": scored[score], "sentence1": texts[left], "sentence2": texts[right]}
@@ -326,8 +323,8 @@ def _pair(where: str, row: Mapping[str, Any]) -> tuple[str, str, float]:
     left, right, score = (row[column] for column in COLUMNS)
     if not all(isinstance(text, str) and not blank(text) for text in (left, right)):
         raise ValueError(f"{where}: {left!r}, {right!r} are not two sentences")
-    with suppress(TypeError, ValueError, OverflowError):  # float would take 1_0 for 10, and true for 1
-        if "_" not in str(score) and not isinstance(score, bool) and math.isfinite(float(score)):
+    with suppress(TypeError, ValueError):
+        if math.isfinite(float(score)):
             return left, right, float(score)
     raise ValueError(f"{where}: the score is {score!r}, not a finite number (columns: FILE:LEFT:RIGHT:SCORE)")
 
@@ -396,18 +393,11 @@ def labels_of(path: Path, columns: Sequence[str] = ()) -> Labelled:
     _, first = next(records(path), ("", {}))
     sides = ["text"] if columns or "text" in first else ["sentence1", "sentence2"]
     names = [*sides, "label"]
-    rows = [
-        _own(where, row, sides)
-        for where, row in fields(path, dict(zip(names, columns or names, strict=True)))
-    ]
-    for row in rows:
-        if bool(row.split) != bool(rows[0].split):
-            raise ValueError(f"{row.where}: other columns than in {rows[0].where}")
+    named = dict(zip(names, columns or names, strict=True))
+    rows = [_own(where, row, sides) for where, row in fields(path, named)]
     classes = sorted({row.label for row in rows})
     if len(classes) < 2:
-        raise ValueError(
-            f"{path}: {len(classes)} classes ({', '.join(classes)}); a classifier needs two or more"
-        )
+        raise ValueError(f"{path}: {len(classes)} classes; a classifier needs two or more")
     if rows[0].split and "test" not in {row.split for row in rows}:
         raise ValueError(f"{path}: its split column has no row with test")
     return _as_task(path.stem, rows, {kind: i for i, kind in enumerate(classes)}, classes)

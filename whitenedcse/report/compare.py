@@ -23,7 +23,6 @@ from whitenedcse.evaluation.statistics import (
     holm,
     of_difference,
     of_draws,
-    over_seeds,
     paired,
     quantile,
     task_draws,
@@ -239,11 +238,12 @@ def summary(name: str, scores: Mapping[Any, float]) -> str:
 
 
 def spread(scores: Mapping[Any, float], digits: int = 2) -> str:
-    """Mean and standard deviation of values by seed, as text; "-" for no values."""
+    """Mean and standard deviation (divided by n - 1) of values by seed, as text; "-" for no values."""
     if not scores:
         return "-"
-    over = over_seeds(list(scores.values()))
-    return f"{over.mean:z.{digits}f}" + ("" if over.sd is None else f" ± {over.sd:.{digits}f}")
+    values = [*scores.values()]
+    apart = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):z.{digits}f}{apart}"
 
 
 # sweeps of train.py, over seeds alone

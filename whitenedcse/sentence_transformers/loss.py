@@ -8,7 +8,6 @@ n: sentences of a batch    d: width    W: processes
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -36,12 +35,6 @@ CITATION = """
     note = {arXiv:2305.17746}
 }
 """
-
-
-def check_model(model: Any) -> None:
-    """Raise TypeError for the name or path of a model in place of the model."""
-    if isinstance(model, str | os.PathLike):
-        raise TypeError(f"model is a name or path: give SentenceTransformer({os.fspath(model)!r})")
 
 
 @takes_numbers
@@ -95,13 +88,11 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         mini_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        check_model(model)
         passes, width = views if passes is None else passes, model.get_embedding_dimension()
-        check_views(views, passes, positives)
-        if mini_batch_size is not None and mini_batch_size < 1:
-            raise ValueError(f"mini_batch_size={mini_batch_size} must be 1 or more, or None")
-        if width is None:
-            raise ValueError("the model does not say its embedding dimension; add a Pooling or Dense module")
+        if not (1 <= passes <= views and 1 <= positives < views):
+            raise ValueError(
+                f"{views=}: 2 or more; {passes=}: from 1 to views; {positives=}: 1 or more, below views"
+            )
         if any(weight.requires_grad and weight.dtype == torch.float16 for weight in model.parameters()):
             raise ValueError("weights in float16 train to NaN; use model.float() before")
         loss.lambdas(views - 1)  # raises for another number of weights
@@ -110,16 +101,18 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         self.width, self.gather_across_devices = width, gather_across_devices
         self.mini_batch_size = mini_batch_size
         self.uses_gradient_cache = mini_batch_size is not None
-        self.label: Tensor | None = None  # the one of all rows so far
         self.largest = 0  # sentences of a batch so far
         self.together = False  # whether all processes were given the head of the first
         self.cached: list[tuple[Tensor, Tensor]] = []  # weights of the head and their gradients
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         """The loss of a batch: c columns of n tokenised texts -> scalar. labels: not used."""
-        if labels is not None and labels.numel():  # a step with labels waits for a GPU
-            self.label = labels.flatten()[:1] if self.label is None else self.label
-            check_labels(torch.cat([self.label, labels.flatten()]))
+        if labels is not None and (labels != labels[:1]).any():  # a step with labels waits for a GPU
+            raise ValueError(
+                "the data set has labels that differ, which this loss does not use: it draws the texts of"
+                " every row together. Keep the rows whose texts mean the same (dataset.filter), and drop the"
+                " column (dataset.remove_columns)"
+            )
         columns = list(sentence_features)
         if len(columns) == 1:
             columns = [repeated(columns[0], self.passes)]
@@ -162,7 +155,11 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
                 " alone, which is encoded for each view"
             )
         x = torch.stack(list(embeddings)) if len(embeddings) > 1 else embeddings[0].unflatten(0, (passes, -1))
-        self.check_width(x.shape[-1])
+        if x.shape[-1] != self.width and self.has_state:
+            raise ValueError(
+                f"vectors of width {x.shape[-1]} for a head of width {self.width}: inside MatryoshkaLoss use"
+                " whitening=None, dense=False"
+            )
         drawn = everyones((x.shape[1], int(torch.randint(2**62, ()))))
         x = at_least_float32(x)
         if len(drawn) > 1:
@@ -192,26 +189,17 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         warnings.warn(f"{said}: {more}", stacklevel=2)
         return True
 
-    def check_width(self, width: int) -> None:
-        """Raise ValueError for vectors of another width than the head's, as MatryoshkaLoss makes them."""
-        if width != self.width and self.has_state:
-            raise ValueError(
-                f"vectors of width {width} for a head of width {self.width}: inside MatryoshkaLoss, whose"
-                " prefixes are shorter than the vectors that the head was made for, use whitening=None,"
-                " dense=False"
-            )
-
     def joined(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         """The vectors of W processes, if they are to be gathered: (p + r, n, d) -> (p + r, W n, d).
 
         sizes: n of each process. The first time, all are given the head of the first.
         """
-        if not self.gather_across_devices and self.has_state:
-            raise ValueError(
-                f"gather_across_devices=False: the heads of {len(sizes)} processes would drift apart; use"
-                " True, or whitening=None, dense=False"
-            )
         if not self.gather_across_devices:
+            if self.has_state:
+                raise ValueError(
+                    f"gather_across_devices=False: the heads of {len(sizes)} processes would drift apart; use"
+                    " True, or whitening=None, dense=False"
+                )
             return x
         if len(set(sizes)) > 1:
             raise ValueError(f"processes bring {list(sizes)} sentences; use dataloader_drop_last=True")
@@ -239,27 +227,6 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
     def citation(self) -> str:
         """BibTeX of the paper, for the model card."""
         return CITATION
-
-
-def check_views(views: int, passes: int, positives: int) -> None:
-    """Raise ValueError for fewer than two views, and for more passes or positives than they have."""
-    if views < 2:
-        raise ValueError(f"views={views} must be 2 or more")
-    if not 1 <= passes <= views:
-        raise ValueError(f"passes={passes} must be from 1 to views={views}")
-    if not 1 <= positives < views:
-        most = f"from 1 to {views - 1}, as the anchor is one of views={views}"
-        raise ValueError(f"positives={positives} must be {most}; give views={max(2, positives + 1)}")
-
-
-def check_labels(labels: Tensor) -> None:
-    """Raise ValueError for labels (n, ...) that differ: then not all rows are texts that belong together."""
-    if (kinds := labels.flatten().unique()).numel() > 1:
-        raise ValueError(
-            f"the data set has labels, here from {kinds[0]:g} to {kinds[-1]:g}, which this loss does not use:"
-            " it draws the texts of every row together. Keep the rows whose texts mean the same"
-            " (dataset.filter), and drop the column (dataset.remove_columns)"
-        )
 
 
 def repeated(features: Mapping[str, Any], passes: int) -> dict[str, Any]:

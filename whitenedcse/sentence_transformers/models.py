@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 from torch import Tensor, nn
 
 from whitenedcse.compute import autocast_type, cores, each
+from whitenedcse.data.corpus import blocks
 from whitenedcse.data.sources import given
 from whitenedcse.data.tokens import worded
 from whitenedcse.evaluation.classifiers import classifier
@@ -35,7 +35,6 @@ from whitenedcse.inputs import takes_numbers
 from whitenedcse.model import packed
 from whitenedcse.model.attention import way
 from whitenedcse.ragged import Ragged, offsets, places
-from whitenedcse.sentence_transformers.loss import check_model
 from whitenedcse.training.parallel import cut
 
 TEST_SETS = tuple(name for name in STS if "/" not in name)  # the seven
@@ -139,22 +138,15 @@ def accelerate(model: Any) -> Any:
     batch is not of texts padded on the right, the library computes it itself. `undo` takes the change back.
     Raises ValueError for a model that this cannot compute, which is then unchanged.
     """
-    check_model(model)
     transformer = model[0]
     if not isinstance(transformer, Transformer) or transformer.backend != "torch":
         raise ValueError(f"{type(transformer).__name__}: only a Transformer module of PyTorch is accelerated")
-    if transformer.transformer_task != "feature-extraction":
-        raise ValueError(
-            f"transformer_task={transformer.transformer_task!r} has more than the encoder's layers"
-        )
     backbone = transformer.model
-    if not packed.fits(backbone):
+    if not packed.fits(backbone) or transformer.transformer_task != "feature-extraction":
         raise ValueError(
             f"{type(backbone).__name__} is not accelerated: its layers are not those of"
             f" {', '.join(packed.KINDS)}, which can be computed without padding"
         )
-    if backbone.config.output_hidden_states:
-        raise ValueError("output_hidden_states=True: only the last layer is computed; set it to False")
     transformer.forward = partial(computed, transformer)  # a partial is copied and pickled with the model
     return model
 
@@ -196,7 +188,10 @@ def unpadded(backbone: Any, features: Mapping[str, Any]) -> Ragged | None:
 
 def states(backbone: Any, batch: Ragged) -> tuple[Tensor, Tensor, Tensor]:
     """The last hidden states (t, d), and the sentence and the position (t,) of each."""
-    run = partial(last_layer, backbone)
+
+    def run(some: Ragged) -> Tensor:
+        return packed.hidden(backbone, some, [backbone.config.num_hidden_layers], first=False)[0]
+
     if torch.is_grad_enabled() or batch.ids.device.type != "cpu" or min(cores(), batch.n) == 1:
         return run(batch), *places(batch)
     pieces, order = cut(batch, cores())
@@ -204,11 +199,6 @@ def states(backbone: Any, batch: Ragged) -> tuple[Tensor, Tensor, Tensor]:
     lengths = batch.lengths[order]
     sentence, place = places(Ragged(hidden[:, 0], offsets(lengths), batch.longest))
     return hidden, order[sentence], place
-
-
-def last_layer(backbone: Any, batch: Ragged) -> Tensor:
-    """The states of the last layer: n texts -> (t, d)."""
-    return packed.hidden(backbone, batch, [backbone.config.num_hidden_layers], first=False)[0]
 
 
 @contextmanager
@@ -241,11 +231,11 @@ def whitened(
     length, the whitening comes before it. Both models share their encoder. Raises ValueError for fewer than
     two texts, too large a k, or a model in less than float32.
     """
-    check_model(model)
     parts = list(model)
     last = [parts.pop()] if isinstance(parts[-1], Normalize) else []
     plain, fit = ending(model, parts), Postprocess("whitening", k=k)
-    for x in encoded(plain, worded(given(corpus, columns), model.tokenizer)):
+    for block in blocks(worded(given(corpus, columns), model.tokenizer), BLOCK):
+        x = plain.encode(block, convert_to_tensor=True, show_progress_bar=False)
         if x.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"a whitening fitted to vectors in {x.dtype} is rounded; use model.float()")
         fit.partial_fit(x.numpy(force=True))
@@ -257,12 +247,6 @@ def whitened(
         dense.linear.weight.copy_(torch.from_numpy(fit.matrix[:, : len(bias)].T))
         dense.linear.bias.copy_(torch.from_numpy(bias))
     return ending(model, [*parts, dense.to(model.device, model.dtype), *last])
-
-
-def encoded(model: Any, every: Iterator[str]) -> Iterator[Tensor]:
-    """The vectors of texts, (m, d) for at most BLOCK of them at a time."""
-    while block := list(islice(every, BLOCK)):
-        yield model.encode(block, convert_to_tensor=True, show_progress_bar=False)
 
 
 def ending(model: Any, parts: Sequence[nn.Module]) -> Any:
