@@ -472,7 +472,7 @@ def costs(bench: Bench) -> dict[str, float]:
         "checkpoint": lambda: Checkpoints().save_checkpoint(
             {"global_step": 1, "x": copies}, bench.folder / "saved"
         ),
-        "best": lambda: checkpoint.save(embedder, bench.folder / "best", 1),
+        "best": lambda: checkpoint.save(embedder, bench.folder / "best"),
         "first evaluation": lambda: dev.measured(embedder, data, 0),  # of 750 pairs
         "evaluation": lambda: [dev.measured(embedder, data, 0) for _ in range(2)],
         "baselines": lambda: dev.whitened(embedder, data),

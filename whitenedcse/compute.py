@@ -76,24 +76,11 @@ def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
         named: Any = {name: wide(a) for name, a in kwargs.items()}
         devices = [a.device for a in (*given, *named.values()) if isinstance(a, Tensor)]
         if not devices:
-            kinds = ", ".join(type(a).__name__ for a in given if not isinstance(a, torch.nn.Module)) or "none"
-            raise TypeError(
-                f"{function.__name__} takes torch tensors (torch.as_tensor makes them), not {kinds}"
-            )
+            raise TypeError(f"{function.__name__} takes torch tensors; torch.as_tensor makes them")
         with without_autocast(devices[0]):
             return function(*given, **named)
 
     return precise
-
-
-def sentences_by_channels(x: Tensor) -> tuple[int, int]:
-    """n and d of x: (..., n, d). Raises ValueError for one axis, for no sentence and for integers."""
-    if x.ndim < 2 or not x.shape[-2] or not x.is_floating_point():
-        raise ValueError(
-            f"x has shape {tuple(x.shape)} and dtype {x.dtype}: whitening takes (..., sentences, channels) "
-            "of a floating-point dtype, and at least one sentence"
-        )
-    return x.shape[-2], x.shape[-1]
 
 
 def device() -> str:
@@ -161,8 +148,7 @@ def each(
         for worker in as_completed(workers):
             worker.result()
     finally:
-        for _ in rest:
-            pass
+        list(rest)  # so that no thread begins another item
         wait(workers)
     return results
 

@@ -55,9 +55,7 @@ def check_alone(what: str) -> None:
     """Raise ValueError in one of several ranks: this job is for one process."""
     here = placed()
     if here is not None and here.world > 1:
-        raise ValueError(
-            f"{what} works in one process; start it without torchrun or srun (now {here.world} ranks)"
-        )
+        raise ValueError(f"{what} works in one process, not in {here.world} ranks of torchrun or srun")
 
 
 def shared(name: str, value: str) -> str:

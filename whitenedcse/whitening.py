@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from whitenedcse.compute import full_precision, sentences_by_channels
+from whitenedcse.compute import full_precision
 
 Gradient = Literal["full", "centre", "none"]
 Root = Callable[[Tensor, Tensor], Tensor]  # covariance (..., w, w), r (..., 1, 1) -> matrix for row vectors
@@ -51,9 +51,8 @@ def covariance(x: Tensor) -> Tensor:
     tensor([[1., 2.],
             [2., 4.]])
     """
-    n, _ = sentences_by_channels(x)
     xc = x - x.mean(dim=-2, keepdim=True)
-    return xc.mT @ xc / n
+    return xc.mT @ xc / x.shape[-2]
 
 
 def mean_variance(cov: Tensor) -> Tensor:
@@ -105,10 +104,9 @@ def pca(cov: Tensor, r: Tensor) -> Tensor:
     cov: (..., w, w), r: (..., 1, 1) -> (..., w, w). Signs are those of `principal_axes`. No gradient:
     eigenvectors have none at equal eigenvalues.
 
-    >>> cov = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
-    >>> w = pca(cov, torch.zeros(1, 1))
-    >>> torch.allclose(w.mT @ cov @ w, torch.eye(2), atol=1e-5)
-    True
+    >>> pca(torch.tensor([[1.0, 0.0], [0.0, 4.0]]), torch.zeros(1, 1))
+    tensor([[0.0000, 1.0000],
+            [0.5000, 0.0000]])
     """
     variances, axes = principal_axes(cov)
     return axes * (variances.unsqueeze(-2) + r).rsqrt()
@@ -121,9 +119,8 @@ def principal_axes(cov: Tensor) -> tuple[Tensor, Tensor]:
     cov: (..., d, d) -> variances (..., d), and axes (..., d, d) as columns. The largest entry of an axis is
     positive, so that the signs do not depend on the eigensolver.
 
-    >>> variances, axes = principal_axes(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
-    >>> variances.round(decimals=3), axes[:, 0].round(decimals=3)
-    (tensor([3., 1.]), tensor([0.7070, 0.7070]))
+    >>> principal_axes(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))[0].round(decimals=3)
+    tensor([3., 1.])
     """
     variances, axes = eigh(cov)
     signs = axes.gather(-2, axes.abs().argmax(dim=-2, keepdim=True)).sign()
@@ -138,10 +135,9 @@ def iterated(cov: Tensor, r: Tensor, iterations: int = 5) -> Tensor:
     comes out with at most s 2.25 ** k, so few iterations whiten softly. Y_k = P_k A is iterated beside P_k,
     which alone would amplify rounding errors.
 
-    >>> cov = torch.tensor([[2.0, 1.0], [1.0, 2.0]])  # variances 3 and 1 along its axes
-    >>> w = iterated(cov, torch.zeros(1, 1), iterations=3)
-    >>> torch.linalg.eigvalsh(w @ cov @ w).round(decimals=2)
-    tensor([0.9500, 1.0000])
+    >>> w = iterated(torch.diag(torch.tensor([3.0, 1.0])), torch.zeros(1, 1), iterations=3)
+    >>> (w @ torch.diag(torch.tensor([3.0, 1.0])) @ w).diagonal().round(decimals=2)
+    tensor([1.0000, 0.9500])
     """
     scale = (mean_variance(cov) + r).detach()  # as in `zca`
     a = (cov + r * _identity(cov)) / scale
@@ -171,7 +167,7 @@ def whiten(x: Tensor, *, eps: float, gradient: Gradient = "centre", root: Root =
     >>> torch.allclose(covariance(whiten(x, eps=1e-6)), torch.eye(3), atol=1e-4)
     True
     """
-    n, d = sentences_by_channels(x)
+    n, d = x.shape[-2:]
     if d == 2 and root is zca:
         return group_whiten(x, width=2, eps=eps, gradient=gradient)
     xc, mean = _centred(x, eps, gradient)
@@ -194,7 +190,7 @@ def group_whiten(
     >>> torch.allclose(cov[:2, :2], torch.eye(2), atol=1e-4), torch.allclose(cov, torch.eye(4), atol=1e-4)
     (True, False)
     """
-    _, d = sentences_by_channels(x)
+    d = x.shape[-1]
     check_divides(width, d)
     if width == 2 and root is zca:
         partner = torch.arange(d, device=x.device).expand(*x.shape[:-2], d) ^ 1  # 1 0 3 2 5 4 ...
@@ -218,17 +214,13 @@ def shuffled_group_whiten(
 
     x: (..., n, d), permutations: (..., d) int64, one for each view -> (..., n, d). Limits: see `whiten`.
     Pairs are not moved: each channel is whitened with the partner that the permutation gives it.
-    Raises ValueError for permutations of another shape.
 
     >>> x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
     >>> z = shuffled_group_whiten(x, torch.tensor([0, 2, 1, 3]), width=2, eps=1e-6)
     >>> torch.allclose(covariance(z[:, [0, 2]]), torch.eye(2), atol=1e-4)  # 0 and 2 were one group
     True
     """
-    _, d = sentences_by_channels(x)
-    expected = (*x.shape[:-2], d)
-    if permutations.shape != expected:
-        raise ValueError(f"permutations are {tuple(permutations.shape)}, not {expected} as x asks for")
+    d = x.shape[-1]
     channels = torch.arange(d, device=x.device).expand_as(permutations)
     inverse = torch.empty_like(permutations).scatter_(-1, permutations, channels)
     if width == 2 and root is zca:

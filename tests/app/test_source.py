@@ -65,8 +65,6 @@ def test_a_python_function_is_imported_from_here_and_called_once():
     assert sys.modules["mine"].calls == [["one", "three"]]
     with pytest.raises(ValueError, match="gives no layers, which the protocol needs"):
         vectors(opened("mine:encode", None), ["a"], Wanted([Pooling(kind="cls", layers=[1])]))
-    with pytest.raises(ValueError, match="bf16=true: this model chooses its precision itself; leave it out"):
-        vectors(opened("mine:encode", None), ["a"], Wanted([None], bf16=True))
     for name in ("mine:nothing", "no_such:encode"):
         with pytest.raises(ValueError, match=f"model={name}: .*MODULE:FUNCTION is imported from here"):
             opened(name, None)

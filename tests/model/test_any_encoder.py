@@ -144,25 +144,24 @@ def test_it_trains_and_its_checkpoint_and_exports_say_the_same_everywhere(encode
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 SEEN = TINY | {"image_size": 32, "patch_size": 16}
 SEQ2SEQ = {"d_model": 48, "encoder_layers": 1, "decoder_layers": 1}
-DECODES = "is an encoder with a decoder beside it"
 OTHER_KINDS = {
-    "t5": ({"d_model": 16, "num_layers": 1, "d_kv": 4, "d_ff": 16, "num_heads": 2}, "AutoModel", DECODES),
-    "bart": (SEQ2SEQ, "AutoModel", DECODES),
-    "whisper": (SEQ2SEQ, "AutoModel", DECODES),
-    "clip": ({"text_config": TINY, "vision_config": SEEN}, "AutoModel", "is no text encoder: that is only"),
-    "siglip": ({"text_config": TINY, "vision_config": SEEN}, "AutoModel", "is no text encoder"),
-    "vit": (SEEN, "AutoModel", "is no text encoder: it reads pixel_values"),
-    "wav2vec2": (TINY, "AutoModel", "is no text encoder: it reads input_values"),
+    "t5": ({"d_model": 16, "num_layers": 1, "d_kv": 4, "d_ff": 16, "num_heads": 2}, "AutoModel"),
+    "bart": (SEQ2SEQ, "AutoModel"),
+    "whisper": (SEQ2SEQ, "AutoModel"),
+    "clip": ({"text_config": TINY, "vision_config": SEEN}, "AutoModel"),
+    "siglip": ({"text_config": TINY, "vision_config": SEEN}, "AutoModel"),
+    "vit": (SEEN, "AutoModel"),
+    "wav2vec2": (TINY, "AutoModel"),
 }
-OTHER_KINDS |= {name: (OTHER_KINDS["t5"][0], "AutoModelForTextEncoding", DECODES) for name in ("mt5", "umt5")}
+OTHER_KINDS |= {name: (OTHER_KINDS["t5"][0], "AutoModelForTextEncoding") for name in ("mt5", "umt5")}
 
 
 def test_a_model_that_is_no_encoder_of_text_is_refused_as_what_it_is(tmp_path):
     names = dict(zip(NAMES, BERT, strict=True))
     wrapped = transformers.BertTokenizerFast(tokenizer_object=wordpiece(BERT), **names)
-    for kind, (settings, made_by, words) in OTHER_KINDS.items():
+    for kind, (settings, made_by) in OTHER_KINDS.items():
         config = transformers.AutoConfig.for_model(kind, **settings)
         getattr(transformers, made_by).from_config(config).save_pretrained(tmp_path / kind)
         wrapped.save_pretrained(tmp_path / kind)
-        with pytest.raises(ValueError, match=f"{tmp_path / kind}: {kind} {words}"):
+        with pytest.raises(ValueError, match=f"{tmp_path / kind}: {kind} is no encoder of text alone"):
             Embedder.load(tmp_path / kind)

@@ -138,15 +138,13 @@ def test_a_head_of_a_users_own_class_is_left_out_of_the_checkpoint(bert, tmp_pat
     assert type(again.head) is ProjectionHead and not list(again.head.parameters())
     assert_array_equal(again.encode(SENTENCES), embedder.encode(SENTENCES))
     for embedding in ("head", "dense"):
-        with pytest.raises(ValueError, match=f"embedding={embedding} with a head of your own, .*Own, which"):
+        with pytest.raises(ValueError, match=f"embedding={embedding} with a head of your own, .*Own, in no"):
             embedder_of(bert, head=Own(), embedding=embedding)
         for part in ("before", "linear", "after"):  # put in by hand, in an embedder that there is
             embedder = embedder_of(bert, embedding=embedding)
             setattr(embedder.head, part, torch.nn.Sequential(torch.nn.Identity()))
-            with pytest.raises(ValueError, match=f"embedding={embedding} .*Sequential, which a checkpoint"):
+            with pytest.raises(ValueError, match=f"embedding={embedding} .*Sequential, in no checkpoint"):
                 embedder.save(tmp_path / part)
-    with pytest.raises(ValueError, match="the head is a Identity, which must be a subclass of Project"):
-        embedder_of(bert, head=torch.nn.Identity())
 
 
 def test_a_checkpoint_of_a_version_before_is_refused_in_one_line_that_names_it(best):
@@ -157,4 +155,4 @@ def test_a_checkpoint_of_a_version_before_is_refused_in_one_line_that_names_it(b
     (directory / "whitenedcse.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"whitenedcse.json was written by version 0\.2\.0 or") as error:
         Embedder.load(directory)
-    assert "\n" not in str(error.value) and checkpoint.noted_step(directory) is None
+    assert "\n" not in str(error.value)

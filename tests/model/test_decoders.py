@@ -110,7 +110,7 @@ def test_a_text_without_tokens_is_its_end_token(many):
 
 
 def test_a_masked_term_is_refused():
-    with pytest.raises(ValueError, match=r"mlm\.weight=0\.1, but .* no mask token.*use mlm\.weight=0"):
+    with pytest.raises(ValueError, match=r"mlm\.weight=0\.1, but .* no mask token"):
         MaskedLanguageModel(encoder=decoder_of("llama"), weight=0.1, probability=0.15)
 
 

@@ -274,9 +274,6 @@ def test_similarity_is_the_cosine_of_every_two():
         Embedder.similarity(x[0], y)
     with pytest.raises(ValueError, match=r"\(5, 7\) and \(3, 6\)"):
         Embedder.similarity(x, y[:, :6])
-    for texts in ("a cat", ["a cat"], [["a cat"]], [None]):
-        with pytest.raises(TypeError, match="of embeddings, not of texts: encode them first"):
-            Embedder.similarity(x, texts)
 
 
 def test_a_default_embedder_computes_nothing_of_a_bert_and_little_of_others(encoder, seen, tokenizer):

@@ -164,7 +164,7 @@ def test_settings_that_cannot_be_are_refused():
         ({"kind": "sphere"}, "'sphere' is not one of pca, zca, group, shuffled_group"),
         ({"gradient": "all"}, "'all' is not one of full, centre, none"),
         ({"kind": "pca", "gradient": "full"}, "no full gradient"),
-        ({"kind": "pca", "transform": "iterative"}, "no other transform; use .* transform=zca"),
+        ({"kind": "pca", "transform": "iterative"}, "no transform but zca"),
         ({"transform": "cholesky"}, "'cholesky' is not one of zca, iterative"),
         ({"partition": "joint"}, "'joint' is not one of view, official_slice"),
         ({"iterations": 0}, "iterations=0 is not 1 or above"),
@@ -185,11 +185,6 @@ def test_a_module_names_the_shape_that_it_cannot_take_and_those_it_can():
         with pytest.raises(ValueError, match=re.escape(message)):
             module(torch.ones(shape))
         assert module.batches == 0 and torch.equal(module.mean, torch.zeros(8))  # nothing was remembered
-    for shape in ((), (7,), (2, 16, 9)):
-        message = f"a dense layer of width 8 takes (..., 8), not a tensor of shape {shape}"
-        for module in (ProjectionHead(8, whitening=None), ProjectionHead(8, position="after")):
-            with pytest.raises(ValueError, match=re.escape(message)):
-                module(torch.ones(shape))
 
 
 @pytest.mark.parametrize("kind", ["zca", "group"])
@@ -213,10 +208,6 @@ def test_a_whitening_takes_settings_as_one_or_by_name():
         made = ProjectionHead(6, whitening=module, position="both")
         assert made.before is module and made.after is not module and made.whitening == module.settings
         assert not made.own and ProjectionHead(6).whitening == WhiteningSettings()
-    with pytest.raises(ValueError, match="a whitening of width 8 in a head of width 16"):
-        ProjectionHead(16, whitening=Whitener(8))
-    with pytest.raises(TypeError, match="whitening='zca' must be None, a WhiteningSettings or a module"):
-        ProjectionHead(16, whitening="zca")
 
 
 def test_a_whitening_of_one_s_own_is_used_as_it_is():

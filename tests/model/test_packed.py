@@ -217,10 +217,10 @@ def test_the_architecture_chooses(kind, tokenizer):
     assert encoder.attention(torch.device("cpu")) == ("tiles" if kind in RELATIVES else "padded")
     assert encoder.parallel == (kind in RELATIVES)
     assert Encoder(made, tokenizer, batches="padded").batches == "padded"
-    with pytest.raises(ValueError, match=r"encoder\.batches='paged' is not one of auto, packed, padded"):
+    with pytest.raises(ValueError, match=r"encoder\.batches='paged' .* not one of auto, packed, padded"):
         Encoder(made, tokenizer, batches="paged")
     if kind in OTHERS:
-        with pytest.raises(ValueError, match=rf"encoder\.batches=packed: .* {type(made).__name__}; use auto"):
+        with pytest.raises(ValueError, match=rf"encoder\.batches='packed' for {type(made).__name__} is not"):
             Encoder(made, tokenizer, batches="packed")
 
 

@@ -82,7 +82,7 @@ def test_the_own_limit_of_an_encoder_is_kept_and_what_is_left_out_of_it_is_said(
         out = capsys.readouterr().out
         assert "note: own pools by mean over layers [-1], this run by cls over layers [-1]; keep it by" in out
         assert "note: own embeds after the prompt 'query: ', this run after none; see prompt=\n" in out
-        assert "note: what own has after its pooling is left out: linear, unit length; " in out
+        assert "note: what own has after its pooling (a linear layer, unit length) is left out; " in out
         assert Embedder.load(run).max_length == 40 and Embedder.load(run).final is None
         for file in ("whitenedcse.json", "digests.json"):  # then as Sentence-Transformers left it
             (home / "own" / file).unlink(missing_ok=True)
@@ -164,7 +164,7 @@ def test_without_pairs_the_last_checkpoint_is_the_best_and_every_follows_the_run
     assert whitenedcse.evaluate("outputs/a", tasks=["pairs.tsv"], output="outputs/e").results["rows"]
 
 
-def test_the_pause_between_evaluations_follows_the_length_of_the_run(tmp_path, monkeypatch):
+def test_the_pause_between_evaluations_follows_the_length_of_the_run(tmp_path):
     module, quiet = SimpleNamespace(device=torch.device("cpu")), {"dev": None, "patience": None}
     for steps, every in ((5, 10), (2000, 100), (10**6, 125), (float("inf"), 125)):
         trainer = SimpleNamespace(estimated_stepping_batches=steps, global_step=0, should_stop=False)
@@ -172,13 +172,6 @@ def test_the_pause_between_evaluations_follows_the_length_of_the_run(tmp_path, m
         monitor.rows = [object()]
         monitor.on_train_start(trainer, module)
         assert monitor.every == every
-    for every, said in ((9, True), (8, False)):  # one longer than the run
-        lines, trainer = [], SimpleNamespace(estimated_stepping_batches=8)
-        monitor = Monitor(every=every, directory=tmp_path, say=lines.append, **quiet)
-        monkeypatch.setattr(monitor, "measure", lambda *_: None)
-        monitor.on_train_start(trainer, module)
-        text = "monitor.every=9 is more than the 8 steps: evaluated before and after only; null follows"
-        assert lines == [f"{text} the length of the run"] * said
 
 
 def test_a_run_that_stops_early_says_so_once(tmp_path):
@@ -199,9 +192,7 @@ def test_a_run_that_stops_early_says_so_once(tmp_path):
 @pytest.mark.parametrize("settings", [{"patience": 3}, {"readout": True}])
 def test_what_needs_scored_pairs_is_not_ignored_without_them(tmp_path, settings):
     given = {"dev": None, "every": 2, "patience": None, "directory": tmp_path, "say": print}
-    with pytest.raises(
-        ValueError, match=rf"^monitor\.{[*settings][0]}=\w+ needs scored pairs: monitor\.dev=FILE$"
-    ):
+    with pytest.raises(ValueError, match=r"need scored pairs: monitor\.dev=FILE$"):
         Monitor(**(given | settings))
 
 
@@ -222,32 +213,3 @@ def test_the_best_readout_is_scored_with_the_baselines_and_is_no_worse_than_the_
     values |= dev_set.whitened(embedder, SimpleNamespace(sample_tokens=lambda n: texts))
     assert values["dev/readout"] > values["dev/spearman"]
     assert dev_set.best in dev_set.said(values) and f"{values['dev/readout']:.2f}" in dev_set.said(values)
-
-
-@pytest.mark.parametrize(("noted", "best"), [(9, 6), (3, 3), (None, 3)])
-def test_evaluations_whose_checkpoint_was_replaced_before_a_kill_are_not_the_best(
-    embedder, noted, best, tmp_path
-):
-    """best/ of step 9 replaced that of step 3, the run resumed after step 6, and 9 scores lower now."""
-    trainer = SimpleNamespace(should_stop=False, estimated_stepping_batches=90)
-    pairs = [Subset("a", ["x", "y"], ["z", "w"], np.array([3.0, 4.0]))]
-    settings = {"dev": pairs, "every": 3, "patience": None, "directory": tmp_path / "best", "say": print}
-    rows = [(step, {"dev/spearman": score}) for step, score in ((0, 10.0), (3, 50.0), (6, 40.0))]
-    checkpoint.save(embedder, tmp_path / "best", noted)
-    resumed, again = Monitor(**settings), Monitor(**settings)
-    resumed.load_state_dict({"rows": rows, "since": 0, "warned": []})
-    resumed.on_train_start(trainer, SimpleNamespace(device=torch.device("cpu")))
-    assert resumed.best.step == best
-    resumed.rows.append(Row(9, {"dev/spearman": 45.0}))
-    assert resumed.best.step == (9 if noted == 9 else 3)
-    checkpoint.save(embedder, tmp_path / "best", resumed.best.step)
-    again.load_state_dict(resumed.state_dict())
-    again.on_train_start(trainer, SimpleNamespace(device=torch.device("cpu")))
-    assert again.best == resumed.best and again.since == (6 if noted == 9 else 0)
-
-
-def test_dev_pairs_of_one_score_are_refused():
-    pairs = Subset("a", ["x", "y"], ["z", "w"], np.array([3.0, 3.0]))
-    with pytest.raises(ValueError, match="all 4 dev pairs have the score 3; give pairs that differ"):
-        DevSet([pairs, pairs])
-    assert DevSet([pairs, pairs._replace(gold=np.array([3.0, 2.0]))]).n == 4

@@ -37,12 +37,6 @@ def test_files_lie_in_the_run_directory(tmp_path):
     assert (run / "metrics.csv").read_text().split() == ["step,dev/spearman", "1,50.0"]
 
 
-def test_tensorboard_that_is_not_installed_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(loggers, "find_spec", {}.get)
-    with pytest.raises(ValueError, match=r"pip install 'whitenedcse\[tensorboard\]'"):
-        tensorboard_logger(run=tmp_path)
-
-
 LIFE = [(0, {"dev": 1.0}), (1, {"loss": 3.0}), (2, {"loss": 2.0}), (2, {"dev": 4.0}), (3, {"loss": 1.0})]
 
 

@@ -33,7 +33,7 @@ def test_alone_it_is_one_and_a_number_is_that_number_with_checkpoints_of_ours():
 def test_srun_with_a_number_of_tasks_in_all_is_told_what_to_say(monkeypatch):
     for name, value in {"SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_JOB_NAME": "x"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="use srun --ntasks-per-node=N"):
+    with pytest.raises(RuntimeError, match="Use `--ntasks-per-node=2`"):
         trainer()
 
 
@@ -44,8 +44,6 @@ def test_collectives_wait_for_the_time_that_is_set():
     made = trainer(devices=2, timeout=7.5, strategy="ddp_find_unused_parameters_true")
     found = {"find_unused_parameters": True, "gradient_as_bucket_view": True, SYNCED: False}
     assert (made.strategy._timeout, made.strategy._ddp_kwargs) == (timedelta(seconds=7.5), found)
-    with pytest.raises(ValueError, match=r"^trainer\.timeout=0 must be a number of seconds above 0$"):
-        trainer(timeout=0)
 
 
 def test_a_run_has_a_last_step_even_if_its_time_ends_it():

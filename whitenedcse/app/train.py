@@ -121,7 +121,6 @@ def built(cfg: DictConfig, own: Mapping[str, Any] = MappingProxyType({})) -> tup
     from whitenedcse.model.checkpoint import parts_of_source
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.training.module import ContrastiveTraining
-    from whitenedcse.training.terms import check_call
 
     encoder = instantiate(cfg.encoder)
     made: Any = {"encoder": encoder, "pooling": instantiate(cfg.pooling)}
@@ -138,8 +137,6 @@ def built(cfg: DictConfig, own: Mapping[str, Any] = MappingProxyType({})) -> tup
         "optimizer": own.get("optim") or as_partial(cfg.optim),
         "mlm": as_partial(cfg.mlm)(encoder=encoder) if cfg.mlm.weight else None,
     }
-    if parts["loss"] is not None:
-        check_call(parts["loss"])
     settings = {"views": cfg.views, "seed": cfg.seed, "gather": cfg.gather, "chunk": cfg.trainer.chunk}
     settings["compiled"] = cfg.trainer.compile
     return ContrastiveTraining(**parts, **settings), data

@@ -33,11 +33,11 @@ FORMAT = "0.3"  # the first version that writes checkpoints so
 FOREIGN = "not what train.py wrote beside these weights; copy the whole checkpoint again"
 
 
-def save(embedder: Embedder, directory: Path, step: int | None = None) -> None:
+def save(embedder: Embedder, directory: Path) -> None:
     """Write the checkpoint to a draft folder, then rename it: a kill never leaves half of one.
 
-    Low-rank adapters are merged. step: how many optimiser steps were done, noted for `noted_step`. Raises
-    OSError, or ValueError for a directory that holds something else; it is then unchanged.
+    Low-rank adapters are merged. Raises OSError, or ValueError for a directory that holds something else; it
+    is then unchanged.
     """
     there = [path.name for path in directory.iterdir()] if directory.is_dir() else []
     if SETTINGS not in there and not all(map(hidden, there)):
@@ -54,8 +54,7 @@ def save(embedder: Embedder, directory: Path, step: int | None = None) -> None:
         if embedder.final is not None:
             save_file(dict(embedder.final.state_dict()), draft / FINAL)
         sentence_transformers.write(embedder, draft)
-        noted = {"whitenedcse": FORMAT, **settings(embedder), **({} if step is None else {"step": step})}
-        (draft / SETTINGS).write_text(json.dumps(noted, indent=2))
+        (draft / SETTINGS).write_text(json.dumps({"whitenedcse": FORMAT, **settings(embedder)}, indent=2))
         seal(draft)
 
 
@@ -87,19 +86,8 @@ def read(directory: Path) -> dict[str, Any]:
     """The content of a checkpoint's `whitenedcse.json`. Raises ValueError for a version before 0.3."""
     content: dict[str, Any] = read_json(directory / SETTINGS)
     if content.get("whitenedcse") != FORMAT:
-        raise ValueError(
-            f"{directory / SETTINGS} was written by version 0.2.0 or before, which this one cannot read; "
-            "export it with that version (pip install whitenedcse==0.2.0), or train it again"
-        )
+        raise ValueError(f"{directory / SETTINGS} was written by version 0.2.0 or before; train it again")
     return content
-
-
-def noted_step(directory: Path) -> int | None:
-    """After how many optimiser steps a checkpoint was written; None where it does not say."""
-    with suppress(ValueError, OSError):
-        step = read(directory).get("step")
-        return step if isinstance(step, int) else None
-    return None
 
 
 def load(path: str, pooling: Pooling | str | None = None) -> Embedder:
@@ -108,10 +96,7 @@ def load(path: str, pooling: Pooling | str | None = None) -> Embedder:
     directory = folder(path)
     named = next((name for name in (SETTINGS, MODULES) if (directory / name).exists()), None)
     if pooling is not None and named:
-        raise ValueError(
-            f"{path} carries its own pooling ({named}); leave pooling= and layers= out. Other layers of it "
-            "are pooled by evaluate.py's protocol=whiteningbert and protocol=bert_whitening"
-        )
+        raise ValueError(f"{path} carries its own pooling ({named}); leave pooling= and layers= out")
     return Embedder(**parts_of(directory) | ({"pooling": pooling} if pooling else {})).eval()
 
 
@@ -177,22 +162,13 @@ def notes_on_source(embedder: Embedder, path: str | None) -> list[str]:
     if prompt != embedder.prompt:
         now = repr(embedder.prompt) if embedder.prompt else "none"
         notes.append(f"note: {path} embeds after the prompt {prompt!r}, this run after {now}; see prompt=")
-    if after := steps_after_pooling(has):
-        unit = "; unit length is added again by whitenedcse export --unit" if "unit length" in after else ""
-        notes.append(f"note: what {path} has after its pooling is left out: {', '.join(after)}{unit}")
+    final = has.get("final")
+    if has.get("embedding", "encoder") != "encoder" or (final and (final.unit or final.weight is not None)):
+        notes.append(
+            f"note: what {path} has after its pooling (a linear layer, unit length) is left out; unit"
+            " length is added again by whitenedcse export --unit"
+        )
     return notes
-
-
-def steps_after_pooling(parts: dict[str, Any]) -> list[str]:
-    """What follows the pooling in an embedder of these parts, in words."""
-    steps, final = [], parts.get("final")
-    if parts.get("embedding", "encoder") != "encoder":
-        steps.append(parts["embedding"])
-    if final is not None and final.weight is not None:
-        steps.append("linear")
-    if final is not None and final.unit:
-        steps.append("unit length")
-    return steps
 
 
 def digest_of(embedder: Embedder) -> str:

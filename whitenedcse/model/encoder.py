@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from inspect import signature
@@ -24,7 +24,6 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from whitenedcse import ragged
-from whitenedcse.compute import without_autocast
 from whitenedcse.data.remote import fetched, is_url
 from whitenedcse.data.sources import SECONDS
 from whitenedcse.files import DIGESTS, intact, metadata, parsing
@@ -94,27 +93,11 @@ class Encoder(nn.Module):
         if self.attention(batch.ids.device) != "padded":
             compiled = self.compiled and self.training
             return packed.hidden(self.backbone, batch, wanted, first=first, seed=seed, compiled=compiled)
-        if {*batch.bounds.diff().tolist()} != {batch.longest} and self.mixes:  # `longest` may be of more
-            return self.by_length(batch, layers, first)
-        where, every = ragged.mask(batch), wanted != [self.depth]
+        mask, every = ragged.mask(batch).long(), wanted != [self.depth]
         padded = ragged.pad(batch, self.tokenizer.pad_token_id or 0)
-        out = self.backbone(input_ids=padded, attention_mask=where.long(), output_hidden_states=every)
-        if "last_hidden_state" not in out:
-            raise ValueError(
-                f"{type(self.backbone).__name__} gives no states of tokens, which are pooled here"
-            )
+        out = self.backbone(input_ids=padded, attention_mask=mask, output_hidden_states=every)
         hidden = [out.hidden_states[layer] if every else out.last_hidden_state for layer in wanted]
         return torch.stack([layer[:, 0] if first else ragged.unpad(layer, batch) for layer in hidden])
-
-    def by_length(self, batch: Ragged, layers: Sequence[int], first: bool) -> Tensor:
-        """`forward` of the sentences of each length by themselves, which need no padding."""
-        host, parts, at = batch.to(torch.device("cpu")), [], []
-        for length in host.lengths.unique():
-            rows = (host.lengths == length).nonzero().flatten()
-            part, tokens = ragged.taken(host, rows)
-            parts.append(self(part.to(batch.ids.device), layers, first=first))
-            at.append(rows if first else tokens)
-        return torch.cat(parts, dim=1).index_select(1, torch.cat(at).argsort().to(batch.ids.device))
 
     def attention(self, device: torch.device) -> str:
         """How attention is computed on a device: "tiles", "unpadded" or "padded" (see `attention.way`)."""
@@ -129,20 +112,6 @@ class Encoder(nn.Module):
         Their dropout is a function of a seed; PyTorch's generator is shared by all threads.
         """
         return self.attention(self.backbone.device) == "tiles"
-
-    @cached_property
-    @torch.no_grad()
-    def mixes(self) -> bool:
-        """Whether states depend on the padding beside a sentence in spite of the mask, as FNet's do."""
-        if packed.fits(self.backbone):
-            return False
-        device = self.backbone.device
-        ids = torch.tensor([self.ordinary * 4], device=device)
-        mask = (torch.arange(8, device=device) < 4).long().unsqueeze(0)
-        with still(self), without_autocast(device):
-            padded = self.backbone(input_ids=ids, attention_mask=mask).last_hidden_state[:, :4]
-            alone = self.backbone(input_ids=ids[:, :4], attention_mask=mask[:, :4]).last_hidden_state
-        return not torch.allclose(padded, alone, rtol=0, atol=1e-3 * float(alone.abs().max()))
 
     @cached_property
     @torch.no_grad()
@@ -197,18 +166,12 @@ class Encoder(nn.Module):
 
     @property
     def pooler_layer(self) -> nn.Linear | None:
-        """The dense layer of the checkpoint's own pooler, which tanh follows; None without a pooler."""
-        pooler = getattr(self.backbone, "pooler", None)
-        return pooler if isinstance(pooler, nn.Linear) else getattr(pooler, "dense", None)
+        """The dense layer of the checkpoint's own pooler, which tanh follows; None without such a pooler."""
+        return getattr(getattr(self.backbone, "pooler", None), "dense", None)
 
     def pooler(self, x: Tensor) -> Tensor:
         """The checkpoint's own pooler (dense, tanh) of first tokens: (n, d) -> (n, d)."""
-        pooler = self.backbone.pooler
-        if not isinstance(pooler, nn.Linear):
-            return pooler(x.unsqueeze(1))
-        activation: Callable[[Tensor], Tensor]  # ALBERT and BigBird keep it beside the layer
-        activation = getattr(self.backbone, "pooler_activation", None) or self.backbone.activation
-        return activation(pooler(x))
+        return self.backbone.pooler(x.unsqueeze(1))
 
     def provenance(self, path: str) -> dict[str, str | None]:
         """Where it comes from: path or hub id, the hub's commit, and its architecture, as "bert 12 x 768"."""
@@ -220,14 +183,11 @@ class Encoder(nn.Module):
 
 def chosen(batches: Batches, backbone: nn.Module) -> str:
     """The kind of batches for this backbone: "packed" or "padded". Raises ValueError if it is impossible."""
-    if batches not in get_args(Batches):
-        raise ValueError(f"encoder.batches={batches!r} is not one of {', '.join(get_args(Batches))}")
-    if batches == "packed" and not packed.fits(backbone):
-        raise ValueError(
-            f"encoder.batches=packed: not supported for {type(backbone).__name__}; use auto, which"
-            f" chooses it for {', '.join(packed.KINDS)}"
-        )
-    return "packed" if batches != "padded" and packed.fits(backbone) else "padded"
+    fits = packed.fits(backbone)
+    if batches not in get_args(Batches) or (batches == "packed" and not fits):
+        known = f"{', '.join(get_args(Batches))}; packed is for {', '.join(packed.KINDS)}"
+        raise ValueError(f"encoder.batches={batches!r} for {type(backbone).__name__} is not one of {known}")
+    return "packed" if batches != "padded" and fits else "padded"
 
 
 def padded_right(tokenizer: Any) -> Any:
@@ -268,13 +228,6 @@ def pretrained(path: str, *, batches: Batches = "auto", lora: LoRA | None = None
     batches: "packed" without padding, "padded" as Transformers does, or "auto" for packed where possible.
     lora: adapters to train instead of the weights. Raises FileNotFoundError if there is no such encoder, and
     ValueError if weights are missing or a file differs from its digest in digests.json.
-
-    >>> from tempfile import mkdtemp
-    >>> from whitenedcse.model.scratch import small_bert
-    >>> bert, directory = small_bert(vocabulary=200, layers=1, width=8, heads=1), mkdtemp()
-    >>> _ = bert.backbone.save_pretrained(directory), bert.tokenizer.save_pretrained(directory)
-    >>> pretrained(directory).width
-    8
     """
     source = folder(path)
     intact(source, CHANGED)
@@ -296,22 +249,18 @@ def pretrained(path: str, *, batches: Batches = "auto", lora: LoRA | None = None
         backbone.pooler = None
     if absent := sorted(name for name in missing if not name.startswith("pooler.")):
         kind, few = type(backbone).__name__, ", ".join(absent[:3])
-        there = f"; it has {', '.join(list(info['unexpected_keys'])[:3])}" if info["unexpected_keys"] else ""
-        raise ValueError(f"{path} lacks {len(absent)} weights of {kind}: {few}{there}")
+        raise ValueError(f"{path} lacks {len(absent)} weights of {kind}: {few}")
     with parsing(source, BELONG, ValueError):
         return Encoder(backbone.float(), tokenizer, source, batches, lora)
 
 
 def check_reads_text(backbone: Any, source: Path | None) -> None:
-    """Raise ValueError for a model that is no encoder of text, saying what it is."""
-    kind, reads = backbone.config.model_type, getattr(backbone, "main_input_name", "input_ids")
-    if "decoder_input_ids" in signature(backbone.forward).parameters:
-        raise ValueError(f"{source}: {kind} is an encoder with a decoder beside it; take an encoder, as BERT")
-    if reads != "input_ids" or not hasattr(backbone.config, "hidden_size"):
-        why = f"it reads {reads}" if reads != "input_ids" else "that is only a part of it"
-        raise ValueError(
-            f"{source}: {kind} is no text encoder: {why}; take an encoder of text alone, as BERT"
-        )
+    """Raise ValueError for a model that is no encoder of text."""
+    decodes = "decoder_input_ids" in signature(backbone.forward).parameters
+    reads = getattr(backbone, "main_input_name", "input_ids")
+    if decodes or reads != "input_ids" or not hasattr(backbone.config, "hidden_size"):
+        kind = f"{backbone.config.model_type} is no encoder of text alone"
+        raise ValueError(f"{source}: {kind}; take one, as BERT")
 
 
 def longest(backbone: Any, limit: float) -> int:
@@ -331,14 +280,9 @@ def check_tokenizer(tokenizer: Any, backbone: Any, source: Path | None) -> None:
     """Raise ValueError for a tokenizer without words, or of ids without an embedding."""
     words, rows = tokenizer.get_vocab(), len(backbone.get_input_embeddings().weight)
     if set(words) <= set(tokenizer.all_special_tokens):
-        raise ValueError(
-            f"{source} has no tokenizer, no tokenizer.json or vocab.txt with words; copy its files there"
-        )
-    if max(words.values()) >= rows:
-        raise ValueError(
-            f"{source}: the tokenizer has {max(words.values()) + 1} entries, the encoder embeddings for "
-            f"{rows}; they do not belong together: copy the tokenizer that the encoder was trained with"
-        )
+        raise ValueError(f"{source} has no tokenizer.json or vocab.txt with words; copy its files there")
+    if (entries := max(words.values()) + 1) > rows:
+        raise ValueError(f"{source}: {entries} entries of the tokenizer and {rows} embeddings; {BELONG}")
 
 
 def quiet() -> None:
@@ -354,12 +298,7 @@ def of_run(path: str, place: Path) -> Path:
     if (place / "config.json").exists():
         return place
     if (place / "config.yaml").is_file():
-        raise FileNotFoundError(
-            f"{path} is a run without a checkpoint: one of evaluate.py, or one of train.py that ended before "
-            "its first evaluation; the command of train.py, repeated, resumes it"
-        )
-    if runs := sorted(file.parent.name for file in place.glob("*/scores.json")):
-        raise FileNotFoundError(f"{path} is a folder of runs; name one, {path}/NAME: {', '.join(runs[:9])}")
+        raise FileNotFoundError(f"{path} is a run without a checkpoint; its command, repeated, resumes it")
     return place
 
 
@@ -369,24 +308,22 @@ def folder(path: str) -> Path:
         return of_run(path, fetched(path))
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) or path.startswith("."):
         what = "it is a file; name its directory" if place.is_file() else "there is no such directory"
-        where = f"{what} (looked in {place.absolute()})"
-        raise FileNotFoundError(f"no encoder in {path}: {where}")
-    hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+        raise FileNotFoundError(f"no encoder in {path}: {what} (looked in {place.absolute()})")
+    client = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
-        listed = [file.rfilename for file in hub.model_info(path, timeout=SECONDS).siblings or []]
+        listed = [file.rfilename for file in client.model_info(path, timeout=SECONDS).siblings or []]
+        reason = "its download was interrupted"
     except Exception as error:  # the hub client raises a dozen kinds
         reason, listed = type(error).__name__, None
-    else:
-        reason = "its download was interrupted"
     try:  # without an answer from the hub, whatever the cache holds beside these
         patterns = [f"*{suffix}" for suffix in SETTINGS] if listed is None else needed(listed)
         settings: Any = {"etag_timeout": SECONDS, "local_files_only": listed is None}
-        return Path(hub.snapshot_download(path, allow_patterns=patterns, **settings))
+        return Path(client.snapshot_download(path, allow_patterns=patterns, **settings))
     except Exception:
-        raise FileNotFoundError(
-            f"encoder {path}: no directory {place.absolute()}, not in the hub cache, and the hub did not"
-            f" give it ({reason}); name a local directory instead"
-        ) from None
+        where = (
+            f"no directory {place.absolute()}, not in the hub cache, and the hub did not give it ({reason})"
+        )
+        raise FileNotFoundError(f"encoder {path}: {where}; name a local directory instead") from None
 
 
 def needed(names: Iterable[str]) -> list[str]:

@@ -38,8 +38,8 @@ class Pooling:
     (float64 stays). Layer 0 is the embedding layer, -1 the last. "cls" takes the first token, and so does
     "pooler"; the embedder then applies the checkpoint's own pooler, a dense layer and tanh. "mean" includes
     special tokens, as in SimCSE and WhiteningBERT. "last" takes the last token, special or not: in a decoder
-    only that one attends to the whole sentence. Raises ValueError for an unknown kind, for no layers, and for
-    "pooler" with layers other than the last.
+    only that one attends to the whole sentence. Raises ValueError for an unknown kind, and for "pooler" with
+    layers other than the last.
 
     >>> hidden, offsets = torch.arange(5.0).view(1, 5, 1), torch.tensor([0, 2, 5])  # of 2 and 3 tokens
     >>> Pooling("mean")(hidden, offsets).flatten(), Pooling("last")(hidden, offsets).flatten()
@@ -50,19 +50,13 @@ class Pooling:
         if kind not in KINDS:
             more = "first_last is mean over layers [1, -1]"
             raise ValueError(f"pooling.kind={kind!r} is not one of {', '.join(KINDS)}; {more}")
-        if not layers:
-            raise ValueError("pooling.layers is empty; name at least one layer, e.g. [-1]")
         if kind == "pooler" and list(layers) != [-1]:
             raise ValueError(f"pooling.kind=pooler reads the last layer only; pooling.layers={list(layers)}")
         self.kind, self.layers = kind, tuple(int(layer) for layer in layers)
 
     @classmethod
     def named(cls, name: str, layers: Sequence[int] | None = None) -> Pooling:
-        """The pooling of a kind, of its usual layers or of others; "first_last" is a mean over two layers.
-
-        >>> str(Pooling.named("first_last")), str(Pooling.named("mean", [1, 2]))
-        ('mean over layers [1, -1]', 'mean over layers [1, 2]')
-        """
+        """The pooling of a kind, of its usual layers or of others; "first_last" is a mean over two layers."""
         kind, usual = NAMED.get(name, (name, (-1,)))
         return cls(kind, layers or usual)
 
@@ -128,8 +122,7 @@ class ProjectionHead(nn.Module):
 
     whitening: settings, or a module that is used as it is, a `Whitener` or one of your own; None for no
     whitening. dense: whether there is a linear layer with tanh. position: where to whiten, "before" or
-    "after" that layer, or "both" (there a module is copied). Raises ValueError for any other position or
-    width.
+    "after" that layer, or "both" (there a module is copied). Raises ValueError for any other position.
 
     >>> x = torch.randn(2, 64, 768)
     >>> bool((ProjectionHead(768)(x).abs() < 1).all())  # tanh comes last
@@ -149,10 +142,6 @@ class ProjectionHead(nn.Module):
         super().__init__()
         if position not in POSITIONS:
             raise ValueError(f"head.position={position!r} is not one of {', '.join(POSITIONS)}")
-        if not isinstance(whitening, WhiteningSettings | nn.Module | None):
-            raise TypeError(f"whitening={whitening!r:.50} must be None, a WhiteningSettings or a module")
-        if isinstance(whitening, Whitener) and len(whitening.mean) != width:
-            raise ValueError(f"a whitening of width {len(whitening.mean)} in a head of width {width}")
         self.position = position
         module = Whitener(width, whitening) if isinstance(whitening, WhiteningSettings) else whitening
         self.before: Any = module if position != "after" or not dense else None
@@ -190,9 +179,7 @@ class ProjectionHead(nn.Module):
         serve the views in turn: p = 1 with v views is the paper's cheap form, one encoding, v whitenings.
         """
         if not 1 <= passes <= views:
-            raise ValueError(
-                f"{passes} encoder passes for {views} views; there are from 1 to as many as views"
-            )
+            raise ValueError(f"{passes} encoder passes for {views} views; there are 1 to as many as views")
         if passes < views:
             turns = [view % passes for view in range(views)]
             x = x[[*turns, *range(passes, len(x))]]
@@ -201,13 +188,8 @@ class ProjectionHead(nn.Module):
         return z[:views], negatives
 
     def dense(self, x: Tensor) -> Tensor:
-        """The linear layer and tanh alone: (..., d) -> (..., d); ValueError if the head has none."""
-        if self.linear is None:
-            raise ValueError("embedding=dense, but this head has no dense layer")
-        if x.shape[-1:] != (d := self.linear.in_features,):
-            raise ValueError(
-                f"a dense layer of width {d} takes (..., {d}), not a tensor of shape {tuple(x.shape)}"
-            )
+        """The linear layer, which there must be, and tanh alone: (..., d) -> (..., d)."""
+        assert self.linear is not None
         return torch.tanh(self.linear(x))
 
 
@@ -216,7 +198,7 @@ class Final(nn.Module):
 
     x: (n, d) -> (n, k) in float32. weight: (k, d), bias: (k,); None for no transform. provenance: what it was
     fitted to, as plain JSON. BERT-whitening's x -> (x - mean) @ W is weight = W.T, bias = -mean @ W
-    (arXiv:2103.15316, Algorithm 1). Raises ValueError for numbers that are not finite.
+    (arXiv:2103.15316, Algorithm 1).
 
     >>> halved = Final(weight=torch.eye(2)[:1], bias=torch.zeros(1), unit=False, provenance={})
     >>> halved(torch.tensor([[3.0, 4.0]])), halved.width(2)
@@ -237,8 +219,6 @@ class Final(nn.Module):
     ) -> None:
         super().__init__()
         for name, tensor in {"weight": weight, "bias": bias}.items():
-            if tensor is not None and not tensor.isfinite().all():
-                raise ValueError(f"the {name} of the transform holds numbers that are not finite")
             self.register_buffer(name, None if tensor is None else tensor.to(torch.float32).contiguous())
         self.unit, self.tanh, self.provenance = unit, tanh, dict(provenance)
 
@@ -247,9 +227,7 @@ class Final(nn.Module):
         if self.weight is None:
             return d
         if self.weight.shape[1] != d:
-            raise ValueError(
-                f"a transform of width {self.weight.shape[1]} does not go with an embedding of {d}"
-            )
+            raise ValueError(f"a transform of width {self.weight.shape[1]} for an embedding of width {d}")
         return len(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:

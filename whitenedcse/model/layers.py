@@ -22,7 +22,9 @@ from whitenedcse.files import writing
 from whitenedcse.model.embedder import Embedder, Manner, fill
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Pooling, pooled
-from whitenedcse.ragged import Ragged, ragged, taken
+from whitenedcse.ragged import Ragged, ragged
+from whitenedcse.ragged import rows as texts
+from whitenedcse.whitening import check_finite
 
 
 class Layers(NamedTuple):
@@ -71,11 +73,8 @@ def pooled_layers(
         return [pooled(kind, hidden, bounds) for kind in out]
 
     fill(list(out.values()), whole, encoder, reduced, manner or Manner())
-    for x in out.values():
-        if not (finite := np.isfinite(x).all(axis=(0, 2))).all():
-            ids, _ = taken(whole, torch.tensor([int(np.argmin(finite))]))
-            text = encoder.tokenizer.decode(ids.ids.tolist())
-            raise ValueError(f"NaN or infinity in the vector of {text!r:.80}")
+    for plane in (plane for x in out.values() for plane in x):
+        check_finite(plane, lambda row: f"the vector of {encoder.tokenizer.decode(texts(whole)[row])!r:.80}")
     return Layers(out, tuple(layers), whole.lengths.numpy())
 
 
@@ -123,8 +122,6 @@ def vectors(source: Source, sentences: list[str], wanted: Wanted) -> tuple[list[
     if embedder is None:
         if any(wanted.poolings) or wanted.every:
             raise ValueError("this model gives no layers, which the protocol needs; give a checkpoint")
-        if wanted.bf16:
-            raise ValueError("bf16=true: this model chooses its precision itself; leave it out")
         return [np.asarray(source.encode(sentences))] * len(wanted.poolings), None
     encoder, poolings = embedder.encoder, [pooling or embedder.pooling for pooling in wanted.poolings]
     layers = {layer for pooling in poolings for layer in pooling.layers}

@@ -180,9 +180,8 @@ def hidden(
         )
         if number in layers:
             states[number] = x[: batch.n] if rows is not None else x[starts] if first else x[:t]
-    return unsorted(
-        torch.stack([states[layer] for layer in layers]), layout.order if first else layout.tokens
-    )
+    wanted, order = torch.stack([states[layer] for layer in layers]), layout.order if first else layout.tokens
+    return wanted if order is None else wanted.index_select(1, order.argsort())
 
 
 def filled(x: Tensor, rows: int) -> Tensor:
@@ -194,15 +193,6 @@ def saves_memory(backbone: Any) -> bool:
     """Whether `gradient_checkpointing_enable` was called, in any version: newer ones mark each layer."""
     marked = (backbone.encoder, *backbone.encoder.layer)
     return any(getattr(module, "gradient_checkpointing", False) for module in marked)
-
-
-def unsorted(x: Tensor, to: Tensor | None) -> Tensor:
-    """The rows of x in the order of the original batch: (k, rows, d) -> (k, m, d), `to`: (m,) or None."""
-    if to is None:
-        return x
-    back = torch.empty_like(to)
-    back[to] = torch.arange(len(to))
-    return x.index_select(1, back)
 
 
 def embedded(module: Any, layout: Layout) -> Tensor:
@@ -221,7 +211,7 @@ def embedded(module: Any, layout: Layout) -> Tensor:
 def block(layer: Any, x: Tensor, layout: Layout, number: int, rows: Tensor | None) -> Tensor:
     """One transformer layer: (rows, d) -> (rows, d), or (firsts, d) for the row numbers `rows` alone."""
     own, out = layer.attention.self, layer.attention.output
-    low = lowered(x)
+    low = x.to(autocast_type(x.device.type) or x.dtype)  # cast once for the three layers that read it
     some, some_low = (x, low) if rows is None else (x[rows], low[rows])
     seeds = [[layout.seed, number, place] for place in range(9)]
     q = linear(own.query, some_low, seeds[3])
@@ -241,8 +231,3 @@ def block(layer: Any, x: Tensor, layout: Layout, number: int, rows: Tensor | Non
 def compiled_block() -> Callable[..., Tensor]:
     """`block` by torch.compile: two graphs for any number of layers and tokens, all tokens or first ones."""
     return torch.compile(block, dynamic=True)
-
-
-def lowered(x: Tensor) -> Tensor:
-    """x in autocast's type, cast once for the three layers that read it."""
-    return x.to(autocast_type(x.device.type) or x.dtype)

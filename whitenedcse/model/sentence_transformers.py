@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,6 @@ POOLING_KEYS = {
 MODES = "pooling_mode_"
 TANH = "torch.nn.modules.activation.Tanh"
 ACTIVATIONS = {"identity": "torch.nn.modules.linear.Identity", "tanh": TANH}
-LIMITS = [  # the names of the Transformer's own file in all releases, the newest first
-    f"sentence_{kind}_config.json"
-    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-]
 ARGUMENTS = {"add_pooling_layer", "attn_implementation", "torch_dtype", "dtype"}  # that change no vector here
 SENTENCE = "sentence_embedding"
 # by module, the settings that are read here or change no vector, and those that may have one value alone
@@ -55,6 +52,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "Dense": {"module_input_name": SENTENCE, "module_output_name": SENTENCE, "use_residual": False},
     "Normalize": {"module_input_name": SENTENCE, "module_output_name": SENTENCE},
 }
+ORDER = "Transformer, (WeightedLayerPooling, )?Pooling(, Dense)*(, Normalize)?"
 Dense = tuple[Tensor, Tensor, str]
 PROMPTS = "config_sentence_transformers.json"
 EXPORT = "export.json"  # of an export: what was exported, and from what
@@ -89,7 +87,10 @@ def write(embedder: Embedder, directory: Path) -> None:
     modes = {key: kind == name for name, key in POOLING_KEYS.items()}
     dump(added("Pooling") / "config.json", {"word_embedding_dimension": encoder.width, **modes})
     for weight, bias, activation in dense_modules(embedder):
-        write_dense(added("Dense"), weight, bias, ACTIVATIONS[activation])
+        folder, shape = added("Dense"), {"in_features": weight.shape[1], "out_features": weight.shape[0]}
+        dump(folder / "config.json", {**shape, "bias": True, "activation_function": ACTIVATIONS[activation]})
+        linear = {"linear.weight": weight.detach().contiguous(), "linear.bias": bias.detach().contiguous()}
+        save_file(linear, folder / "model.safetensors")
     if embedder.unit:
         added("Normalize")
     dump(directory / "modules.json", modules)
@@ -104,14 +105,6 @@ def transformer_settings(embedder: Embedder) -> dict[str, Any]:
     if optional and getattr(backbone, "pooler", None) is None:  # the library would make one, without weights
         settings["model_args"] = {"add_pooling_layer": False}
     return settings
-
-
-def write_dense(folder: Path, weight: Tensor, bias: Tensor, activation: str) -> None:
-    """Write a Dense: weight (out, in), bias (out,)."""
-    shape = {"in_features": weight.shape[1], "out_features": weight.shape[0], "bias": True}
-    dump(folder / "config.json", {**shape, "activation_function": activation})
-    tensors = {"linear.weight": weight.detach().contiguous(), "linear.bias": bias.detach().contiguous()}
-    save_file(tensors, folder / "model.safetensors")
 
 
 def write_prompts(embedder: Embedder, file: Path) -> None:
@@ -196,17 +189,14 @@ def read(directory: Path, encoder: Encoder | None) -> dict[str, Any]:
     with parsing(directory / "modules.json", DAMAGED):
         types, paths = [m["type"] for m in modules], [directory / m["path"] for m in modules]
         kinds = [kind.rpartition(".")[2] if kind.startswith(LIBRARY) else kind for kind in types]
-    names, weighed = ", ".join(kinds), kinds[1:2] == ["WeightedLayerPooling"]
-    if weighed:
-        kinds.pop(1)
-        paths.pop(1)
-    if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Dense", "Normalize"}:
+    if not re.fullmatch(ORDER, names := ", ".join(kinds)):
         raise ForeignModules(
             f"{directory / 'modules.json'} lists {names}; supported are Transformer, WeightedLayerPooling or "
-            "none, Pooling, then Dense and Normalize"
+            "none, Pooling, then Dense and, last, Normalize"
         )
-    if "Normalize" in kinds[:-1]:
-        raise ForeignModules(f"{directory / 'modules.json'} normalises before its last module")
+    if weighed := kinds[1] == "WeightedLayerPooling":
+        kinds.pop(1)
+        paths.pop(1)
     list(map(check_known, kinds, paths))
     if encoder is None:
         encoder = pretrained(path=str(paths[0]))
@@ -218,7 +208,7 @@ def read(directory: Path, encoder: Encoder | None) -> dict[str, Any]:
         "pooling": exported_pooling(directory) if weighed else Pooling(kind),
         "head": dense_head(encoder, dense),
         "embedding": "dense" if dense else "encoder",
-        "max_length": most_tokens(paths[0]),
+        "max_length": settings_of("Transformer", paths[0])[1].get("max_seq_length"),
         "final": final(maps, tanh=tanh, unit=kinds[-1] == "Normalize", source=str(directory)),
         **prompts(directory, read_json(paths[1] / "config.json")),
     }
@@ -226,8 +216,8 @@ def read(directory: Path, encoder: Encoder | None) -> dict[str, Any]:
 
 def settings_of(kind: str, folder: Path) -> tuple[Path, dict[str, Any]]:
     """The file with the settings of a module, which may be missing, and they."""
-    names = LIMITS if kind == "Transformer" else ["config.json"]
-    file = next((folder / name for name in names if (folder / name).exists()), folder / names[0])
+    name = "sentence_*_config.json" if kind == "Transformer" else "config.json"  # older ones name the model
+    file = next(iter(sorted(folder.glob(name))), folder / name)
     return file, read_json(file) if file.exists() else {}
 
 
@@ -252,21 +242,6 @@ def lower(tokenizer: Any, folder: Path) -> None:
         core.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
 
 
-def weights(folder: Path) -> dict[str, Tensor]:
-    """The weights of a module: those of model.safetensors or, before release 3.0.1, of pytorch_model.bin."""
-    file, old = folder / "model.safetensors", folder / "pytorch_model.bin"
-    return checkpoint(old) if old.exists() and not file.exists() else tensors(file)
-
-
-def most_tokens(folder: Path) -> int | None:
-    """The length to which a Transformer limits sentences; None for no limit."""
-    file, settings = settings_of("Transformer", folder)
-    limit = settings.get("max_seq_length")
-    if limit is None or type(limit) is int and limit > 0:
-        return limit
-    raise ValueError(f"{file}: max_seq_length is {limit!r:.50}, not a number of tokens; {DAMAGED}")
-
-
 def exported_pooling(directory: Path) -> Pooling:
     """The pooling that an export notes. Raises ForeignModules for other directories that weigh layers."""
     file = directory / EXPORT
@@ -281,30 +256,26 @@ def dense_folders(d: int, folders: list[Path]) -> tuple[Path | None, list[Path],
 
     Raises ForeignModules for other activations, and where tanh is not the last of them.
     """
-    configs = [read_json(folder / "config.json") for folder in folders]
-    kinds = [activation(config.get("activation_function", TANH)) for config in configs]
-    first = None
-    if configs and kinds[0] == TANH and configs[0].get("in_features") == configs[0].get("out_features") == d:
-        first, folders, kinds = folders[0], folders[1:], kinds[1:]
-    tanh = bool(kinds) and kinds[-1] == TANH
-    linear = kinds[:-1] if tanh else kinds
-    for folder, kind in zip(folders, linear, strict=False):
-        if kind != ACTIVATIONS["identity"]:
-            raise ForeignModules(
-                f"{folder} is a Dense with {kind}; supported: a square one with tanh, linear ones, tanh"
-            )
-    return first, folders, tanh
-
-
-def activation(name: object) -> object:
-    """The usual name of an activation, which PyTorch also has in its module nn."""
-    return {f"torch.nn.{full.rpartition('.')[2]}": full for full in ACTIVATIONS.values()}.get(str(name), name)
+    first, after, tanh = None, list[Path](), False
+    for folder in folders:
+        config = read_json(folder / "config.json")
+        name = config.get("activation_function", TANH)
+        known = re.fullmatch(r"torch\.nn\.(?:modules\.\w+\.)?(Tanh|Identity)", str(name))
+        if tanh or not known:
+            raise ForeignModules(f"{folder} is a Dense with {name}; read are square tanh, linear ones, tanh")
+        tanh = known[1] == "Tanh"
+        if tanh and folder == folders[0] and config["in_features"] == config["out_features"] == d:
+            first, tanh = folder, False
+        else:
+            after.append(folder)
+    return first, after, tanh
 
 
 def layer(folder: Path) -> tuple[Tensor, Tensor]:
     """The weight (out, in) and the bias (out,) of a Dense, which are zeros where it has none."""
+    file, old = folder / "model.safetensors", folder / "pytorch_model.bin"  # before release 3.0.1
     with parsing(folder, DAMAGED):
-        given = weights(folder)
+        given = checkpoint(old) if old.exists() and not file.exists() else tensors(file)
         weight = given["linear.weight"].double()
         return weight, given.get("linear.bias", torch.zeros(len(weight))).double()
 
@@ -323,17 +294,13 @@ def final(folders: Sequence[Path], *, tanh: bool, unit: bool, source: str) -> Fi
 def pooling_kind(path: Path) -> str:
     """The one kind that a Pooling module's config turns on. Raises ForeignModules for any other."""
     config: dict[str, Any] = read_json(path)
-    kinds = config.get("pooling_mode")  # of newer releases: a name, which is most often as here
-    if isinstance(kinds, str):
-        kinds = [kinds]
-    if not kinds:
-        kinds = [key for key, on in config.items() if key.startswith(MODES) and on] or ["mean"]
+    said = [key for key, on in config.items() if key.startswith(MODES) and on]
+    kinds = config.get("pooling_mode") or said or "mean"  # the first is of newer releases: most often a name
+    kinds = [kinds] if isinstance(kinds, str) else kinds
     ours = {key: name for name, key in POOLING_KEYS.items()}
     ours |= {name: name for name in POOLING_KEYS} | {"lasttoken": "last"}
-    if len(kinds) != 1 or kinds[0] not in list(ours):
-        raise ForeignModules(
-            f"{path} asks for pooling {kinds}; supported is one of {', '.join(POOLING_KEYS)}"
-        )
+    if len(kinds) != 1 or kinds[0] not in ours:
+        raise ForeignModules(f"{path} asks for pooling {kinds}, not one of {', '.join(POOLING_KEYS)}")
     return ours[kinds[0]]
 
 

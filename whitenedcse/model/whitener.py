@@ -70,24 +70,19 @@ class WhiteningSettings:
     iterations: int = 5
 
     def __post_init__(self) -> None:
-        choices: dict[str, Any] = {"kind": KINDS, "gradient": get_args(Gradient)}
+        choices = {"kind": KINDS, "gradient": get_args(Gradient)}
         choices |= {"partition": PARTITIONS, "transform": tuple(ROOTS)}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"whitening.{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}"
-                )
-        if self.kind == "pca" and (self.gradient == "full" or self.transform != "zca"):
-            raise ValueError("whitening.kind=pca has no full gradient (eigenvectors) and no other transform;"
-                             " use gradient=centre and transform=zca")  # fmt: skip
         for name, sound, words in (
+            *((k, getattr(self, k) in those, f"one of {', '.join(those)}") for k, those in choices.items()),
             ("momentum", 0 <= self.momentum < 1, "in [0, 1)"),
             ("eps", 0 < self.eps < math.inf, "finite and above 0"),
             ("group_width", self.kind in WHOLE or (self.group_width or 0) >= 1, "1 or more channels"),
             ("iterations", self.iterations >= 1, "1 or above"),
         ):
             if not sound:
-                raise ValueError(f"whitening.{name}={getattr(self, name)} is not {words}")
+                raise ValueError(f"whitening.{name}={getattr(self, name)!r} is not {words}")
+        if self.kind == "pca" and (self.gradient == "full" or self.transform != "zca"):
+            raise ValueError("whitening.kind=pca has no full gradient and no transform but zca")
 
     @property
     def root(self) -> Root:
@@ -125,10 +120,7 @@ def check_rows(settings: WhiteningSettings | None, d: int, *, n: int) -> None:
         later = f"head={settings.kind} averages over batches, so that only the first steps suffer"
         warnings.warn(f"{said}; {later}; a larger data.batch_size helps", stacklevel=2)
         return
-    raise ValueError(
-        f"{said}: use data.batch_size above {settings.width(d)} on each device, or a smaller "
-        "head.whitening.group_width (more groups)"
-    )
+    raise ValueError(f"{said}: use a larger data.batch_size or a smaller head.whitening.group_width")
 
 
 @takes_numbers
@@ -138,10 +130,8 @@ class Whitener(nn.Module):
     x: (v, n, d) or (n, d) -> the same shape, in float32 (float64 stays). Eval mode is deterministic: groups
     are consecutive channels, unshuffled.
     settings, or single ones by name: those of `WhiteningSettings`, whose defaults are the paper's SGW.
-    The running statistics follow the average over the views, and start as those of the first batch.
-    Numbers are not checked, because every step would have to wait for a GPU: in training mode one that is not
-    finite makes its group of channels NaN in all sentences whitened together, and in the running statistics
-    for good. train.py ends a run whose loss is not finite.
+    The running statistics follow the average over the views, and start as those of the first batch. A number
+    that is not finite makes its group of channels NaN in them for good: a check would wait for the GPU.
     A subclass with an `over_batch` of its own is used as it is by `ProjectionHead(whitening=...)`.
     Raises ValueError for another width or number of dimensions, and for a batch of too few sentences.
 
@@ -149,11 +139,6 @@ class Whitener(nn.Module):
     >>> z = Whitener(768)(torch.stack([x, x]))  # groups of 2, as the paper's 384 of BERT-base
     >>> z.shape, torch.equal(z[0], z[1])  # each view is shuffled, and so whitened, in its own way
     (torch.Size([2, 64, 768]), False)
-    >>> whitener, x = Whitener(3, kind="group", group_width=3, eps=1e-6), torch.randn(2, 64, 3)
-    >>> torch.allclose(whitening.covariance(whitener(x)), torch.eye(3), atol=1e-3)
-    True
-    >>> whitener.eval()(x[:, :1]).shape  # one sentence is whitened by the running statistics
-    torch.Size([2, 1, 3])
     """
 
     mean: Tensor

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from tqdm import tqdm
 
-from whitenedcse import console
 from whitenedcse.evaluation.geometry import diversity
 from whitenedcse.files import naming, settle, table, writing
 from whitenedcse.training.trainer import step_of
@@ -159,9 +158,7 @@ def clock(trainer: Any) -> float:
 
 
 def tensorboard_logger(*, run: Path) -> TensorBoardLogger:
-    """TensorBoard event files in the run directory. Raises ValueError where TensorBoard is not installed."""
-    if find_spec("tensorboard") is None:
-        raise console.lacking("logger=tensorboard", "tensorboard", "tensorboard")
+    """TensorBoard event files in the run directory."""
     return TensorBoardLogger(save_dir=run.parent, name=run.name, version="", sub_dir="tensorboard")
 
 

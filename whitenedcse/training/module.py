@@ -28,7 +28,7 @@ from whitenedcse.data.datamodule import Batch
 from whitenedcse.inputs import takes_numbers
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.ragged import Ragged, concatenate, split
-from whitenedcse.training.loss import ContrastiveLoss, Loss, Matryoshka, Step, Term, scalar
+from whitenedcse.training.loss import ContrastiveLoss, Loss, Matryoshka, Step, Term
 from whitenedcse.training.parallel import copy_first, cut, encoded, equal_sizes, gathered, place
 from whitenedcse.training.terms import MaskedLanguageModel
 
@@ -69,16 +69,12 @@ def adamw(
     if not (0 < lr < math.inf and 0 <= weight_decay < math.inf):
         raise ValueError(f"optim.lr={lr} must be above 0, optim.weight_decay={weight_decay} 0 or more")
     if not 0 <= warmup_steps <= total_steps:
-        raise ValueError(
-            f"optim.warmup_steps={warmup_steps} is not in 0 .. {total_steps}, the steps of this run: give "
-            f"fewer, such as optim.warmup_steps={total_steps // 10}, or train for more, by trainer.max_epochs"
-        )
-    if not (trained := [parameter for parameter in parameters if parameter.requires_grad]):
-        raise ValueError("nothing trains: every weight is frozen (requires_grad=False)")
+        raise ValueError(f"optim.warmup_steps={warmup_steps} is not in 0 .. {total_steps}, the run's steps")
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
     matrices = [parameter for parameter in trained if parameter.ndim > 1]
     vectors = [parameter for parameter in trained if parameter.ndim <= 1]  # biases and norms never decay
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = AdamW(groups, lr=lr, fused=trained[0].device.type in ("cpu", "cuda"))
+    optimizer = AdamW(groups, lr=lr, fused=all(p.device.type in ("cpu", "cuda") for p in trained))
     # Fused AdamW offers to unscale fp16 gradients itself, and Lightning then refuses to clip, in bf16 too.
     optimizer._step_supports_amp_scaling = False
 
@@ -93,7 +89,6 @@ def adamw(
 PAPER = ContrastiveLoss()
 NO_TERMS: Mapping[str, Term] = {}
 EXACT = ("32-true", "bf16-mixed", "16-mixed", "64-true")  # of Lightning's, those that may train
-SHORT = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed", "64": "64-true"}
 
 
 @takes_numbers
@@ -188,10 +183,8 @@ class ContrastiveTraining(LightningModule):
         reseed(*position)  # every rank draws the same permutations
         passes = batch.positives.n // batch.n
         z, negatives = self.embedder.head.project(x, passes=passes, views=self.views)
-        parts = {"contrastive": scalar(self.loss, self.contrastive(x, z, negatives, passes))}
-        for name, term in self.terms.items():
-            parts[name] = scalar(term, term(Step(batch, x, z)))
-        return parts
+        terms = {name: term(Step(batch, x, z)) for name, term in self.terms.items()}
+        return {"contrastive": self.contrastive(x, z, negatives, passes), **terms}
 
     def contrastive(self, x: Tensor, z: Tensor, negatives: Tensor | None, passes: int) -> Tensor:
         """The loss of views z: (v, n, d) and hard negatives (r n, d), made of pooled x: (p + r, n, d)."""
@@ -231,9 +224,8 @@ class ContrastiveTraining(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Optimiser and schedule for the number of steps of this run."""
-        if math.isinf(steps := self.trainer.estimated_stepping_batches):
-            raise ValueError("the learning rate is 0 at the last step, and there is none: set max_steps")
-        optimizer, schedule = self.optimizer(self.parameters(), total_steps=int(steps))
+        steps = int(self.trainer.estimated_stepping_batches)
+        optimizer, schedule = self.optimizer(self.parameters(), total_steps=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
@@ -264,9 +256,7 @@ class ForTheRun(Callback):
         module: Any = pl_module
         encoder = module.embedder.encoder
         if module.compiled and (way := encoder.attention(module.device)) != "unpadded":
-            raise ValueError(
-                f"trainer.compile=true is for batches without padding on a GPU; here attention is by {way}"
-            )
+            raise ValueError(f"trainer.compile=true is for unpadded batches on a GPU; attention is by {way}")
         encoder.compiled = module.compiled
         gc.collect()
         gc.freeze()
@@ -296,27 +286,18 @@ class ForTheRun(Callback):
 
 def check_parts(views: int, chunk: int | None, terms: Iterable[str], *, masked: bool, compared: bool) -> None:
     """Raise ValueError for settings of `ContrastiveTraining` that cannot train."""
-    if taken := sorted({"contrastive", "mlm", "loss", "lr"}.intersection(terms)):
-        raise ValueError(f"terms.{taken[0]}: metrics.csv has train/{taken[0]} already; name it otherwise")
     if views < 2:
         raise ValueError(f"views={views}: a contrastive loss needs an anchor and a positive, so 2 or more")
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"trainer.chunk={chunk} must be 1 or more")
-    if chunk is not None and masked:
-        raise ValueError(f"trainer.chunk={chunk} does not go with mlm.weight above 0: give one of the two up")
+    if chunk is not None and (chunk < 1 or masked):
+        raise ValueError(f"trainer.chunk={chunk} must be 1 or more, and does not go with mlm.weight above 0")
     if not compared and (not masked or [*terms]):
         raise ValueError("loss=none trains by mlm.weight above 0 alone, without terms: set it, or a loss")
 
 
 def check_precision(precision: str) -> None:
     """Raise ValueError where weights, or whitening and loss, would be rounded to a few digits."""
-    if SHORT.get(precision, precision) not in EXACT:
-        raise ValueError(
-            f"trainer.precision={precision} keeps the weights themselves in a few digits, where a step of the"
-            f" usual optim.lr is lost in rounding; use one of {', '.join(EXACT)}"
-        )
+    if precision not in EXACT:
+        raise ValueError(f"trainer.precision={precision} rounds weights too; use one of {', '.join(EXACT)}")
     if (matmul := torch.get_float32_matmul_precision()) != "highest":
-        raise ValueError(
-            f"torch.set_float32_matmul_precision({matmul!r}) rounds whitening and loss too; leave it at"
-            ' "highest" and use trainer.precision=bf16-mixed, which makes the encoder as fast'
-        )
+        instead = 'leave it at "highest" and use trainer.precision=bf16-mixed'
+        raise ValueError(f"set_float32_matmul_precision({matmul!r}) rounds whitening and loss too; {instead}")

@@ -26,7 +26,7 @@ from whitenedcse.evaluation.scores import Index, pairs_index, scores_of
 from whitenedcse.evaluation.suite import whitened_scores
 from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model import checkpoint
-from whitenedcse.model.embedder import Embedder, firsts, ragged_ids
+from whitenedcse.model.embedder import Embedder, ragged_ids
 from whitenedcse.model.layers import pooled_layers
 from whitenedcse.ragged import Ragged, taken
 from whitenedcse.training.module import reseed, seed_of
@@ -40,16 +40,6 @@ EVALUATIONS, STEPS = 20, (10, 125)  # of a run whose monitor.every is null; leas
 DROPPED = 64  # sentences of a batch that is encoded with dropout
 SAME = 1e-12  # spread: rounding leaves 5e-15 of equal vectors; rates that collapse the space, 1e-5 and more
 Values = dict[str, float | None]
-
-
-def check_settings(every: int | None, patience: int | None, readout: bool, *, held_out: bool) -> None:
-    """Raise ValueError for settings of `Monitor` out of bounds; held_out: it has no scored pairs."""
-    for name, value in {"every": every, "patience": patience}.items():
-        if value is not None and value < 1:
-            raise ValueError(f"monitor.{name}={value} must be 1 or more, or null")
-    for name, value in {"patience": patience, "readout": readout or None}.items():
-        if value is not None and held_out:
-            raise ValueError(f"monitor.{name}={value} needs scored pairs: monitor.dev=FILE")
 
 
 class DevSet:
@@ -72,10 +62,6 @@ class DevSet:
         self.n = sum(len(subset.gold) for subset in dev)
         self.similar, self.positives = positives(self.index["dev"])
         self.gold = np.concatenate([subset.gold for subset in dev])
-        if np.ptp(self.gold) == 0:
-            raise ValueError(
-                f"all {self.n} dev pairs have the score {self.gold[0]:g}; give pairs that differ"
-            )
 
     def measured(self, embedder: Embedder, data: SentenceData, step: int) -> Values:
         """The values by name, without baselines, the same on every rank; ValueError as `check_spread`."""
@@ -143,12 +129,6 @@ class HeldOut:
     def measured(self, embedder: Embedder, data: SentenceData, step: int) -> Values:
         """The values by name, the same on every rank. Raises ValueError if all vectors are equal."""
         rows = data.held_out()
-        if rows.n > 1 and not firsts(rows).any():
-            equal, kept = data.tokens.counts.repeated, data.tokens.counts.kept
-            raise ValueError(
-                f"all {rows.n} sentences held out of {data.corpus} are the same: {equal:,} of its {kept:,} "
-                "rows equal an earlier one; leave these out"
-            )
         x = summed(embedder.encode_rows(rows, share=place(), bf16=self.bf16))
         check_spread(x, step)
 
@@ -197,8 +177,7 @@ def check_spread(dev: NDArray[Any], step: int) -> None:
     if len(dev) > 1 and spread(torch.from_numpy(dev)) < SAME:
         raise ValueError(
             f"step {step}: all {len(dev)} dev sentences have the same vector, so nothing can be learned. Use"
-            " pooling=mean, or pooling=last for a decoder (after step 0, a lower optim.lr); if that is no"
-            " help, the encoder's weights are damaged, or its tokenizer knows no word of these sentences"
+            " pooling=mean, or pooling=last for a decoder (after step 0, a lower optim.lr)"
         )
 
 
@@ -238,23 +217,26 @@ class Monitor(Callback):
         directory: Path,
         say: Callable[[str], None],
     ) -> None:
-        check_settings(every, patience, readout, held_out=dev is None)
+        for name, value in {"every": every, "patience": patience}.items():
+            if value is not None and value < 1:
+                raise ValueError(f"monitor.{name}={value} must be 1 or more, or null")
+        if dev is None and (patience or readout):
+            raise ValueError("monitor.patience and monitor.readout need scored pairs: monitor.dev=FILE")
         self.dev_set = HeldOut() if dev is None else DevSet(dev, readout)
         self.asked, self.every, self.patience = every, every or 1, patience
         self.directory, self.say = directory, say
         self.rows: list[Row] = []
-        self.since = 0  # the best checkpoint is of a later step
         self.warned: list[str] = []  # the kinds of alarms given
         self.guess = 0.0  # the loss of guessing
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluations so far, for a run that resumes."""
-        return {"rows": [tuple(row) for row in self.rows], "since": self.since, "warned": self.warned}
+        return {"rows": [tuple(row) for row in self.rows], "warned": self.warned}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the evaluations of a checkpoint."""
         self.rows = [Row(*row) for row in state_dict["rows"]]
-        self.since, self.warned = state_dict["since"], state_dict["warned"]
+        self.warned = state_dict["warned"]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Hold rows out of the corpus, where there are no dev pairs."""
@@ -268,15 +250,8 @@ class Monitor(Callback):
         steps = trainer.estimated_stepping_batches  # infinite for max_epochs=-1
         if self.asked is None:
             self.every = int(min(max(steps / EVALUATIONS, STEPS[0]), STEPS[1]))
-        elif self.asked > steps and not self.rows:
-            self.say(
-                f"monitor.every={self.asked} is more than the {steps} steps: evaluated before and after only;"
-                " null follows the length of the run"
-            )
         if not self.rows:
             self.measure(trainer, pl_module)
-        elif self.replaced():
-            self.since = self.rows[-1].step
         self.stop_in_vain(trainer)
 
     def on_train_batch_end(  # noqa: PLR0913  Lightning's signature
@@ -305,7 +280,7 @@ class Monitor(Callback):
             logger.log_metrics({name: v for name, v in values.items() if v is not None}, step=step)
         self.say(f"step {step}: {self.dev_set.said(values)}")
         if new and trainer.is_global_zero:
-            checkpoint.save(embedder, self.directory, step)
+            checkpoint.save(embedder, self.directory)
         self.warn(trainer)
         self.stop_in_vain(trainer)
         self.evaluating += time.perf_counter() - began
@@ -329,13 +304,6 @@ class Monitor(Callback):
             trainer.should_stop = True
             self.say(f"training stops: no better score since step {self.best.step} (monitor.patience)")
 
-    def replaced(self) -> bool:
-        """Whether the checkpoint in the directory is not the best of these evaluations, as after a kill.
-
-        Then it is of a step that will be repeated, and those of the steps before it are gone.
-        """
-        return len(self.rows) > 1 and checkpoint.noted_step(self.directory) not in (None, self.best.step)
-
     @property
     def before(self) -> Row:
         """The evaluation of the untrained encoder."""
@@ -345,12 +313,11 @@ class Monitor(Callback):
     def best(self) -> Row:
         """The evaluation of the best checkpoint.
 
-        It is the first with the highest dev/spearman after step `since` or, without dev pairs, the last.
+        It is the first with the highest dev/spearman after training began or, without dev pairs, the last.
         """
         if isinstance(self.dev_set, HeldOut):
             return self.rows[-1]
-        rows = [row for row in self.rows if row.step > self.since] or self.rows[-1:]
-        return max(rows, key=score)
+        return max(self.rows[1:] or self.rows, key=score)
 
     def summary(self) -> dict[str, Any]:
         """The content of `dev` in scores.json."""
@@ -393,9 +360,8 @@ def alarms(rows: list[Row], loss: float, guess: float) -> Iterator[tuple[str, st
     if fall > FALLEN and loss < VANISHED * guess:
         yield (
             "memorising",
-            f"{seen} while train/loss vanished ({loss:.2g}; chance gives {guess:.2f}): what tells the "
-            "sentences of a batch apart is not their meaning. Try a lower optim.lr, a higher "
-            "loss.temperature, data.passes above 1, or sentences nearer to those of the dev set",
+            f"{seen} while train/loss vanished ({loss:.2g}; chance gives {guess:.2f}): what tells sentences "
+            "apart is not their meaning. Try a lower optim.lr, a higher loss.temperature or data.passes",
         )
     known = [row.values.get(RANK) or 0.0 for row in (before, *last)]
     if fall > (FALLEN if best.step else 0) and max(known[1:]) < SHRUNK * known[0]:

@@ -81,11 +81,10 @@ def copy_first(tensors: Iterable[Tensor]) -> None:
 def from_first(make: Callable[[], Value]) -> Value:
     """The result of `make` on the first rank, on every rank."""
     rank, world = place()
-    if world == 1:
-        return make()
-    box = [make() if rank == 0 else None]
-    dist.broadcast_object_list(box, group=_hosts())
-    return box[0]  # type: ignore[return-value]
+    box: list[Any] = [make() if rank == 0 else None]
+    if world > 1:
+        dist.broadcast_object_list(box, group=_hosts())
+    return box[0]
 
 
 def everyones(value: Value) -> list[Value]:
@@ -193,8 +192,7 @@ def gradients(ctx: Any, parts: Sequence[Tensor], share: range) -> Gradients:
 
 def add_to(total: Gradients, more: Sequence[Tensor | None]) -> None:
     """Add gradients of the same parameters to a sum, in place; None is zero."""
-    for i, gradient in enumerate(more):
-        known = total[i]
+    for i, (known, gradient) in enumerate(zip(total, more, strict=True)):
         if known is None:
             total[i] = gradient
         elif gradient is not None:

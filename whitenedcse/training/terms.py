@@ -7,7 +7,6 @@ n: sentences    t: tokens of all sentences    d: width    C: the covariance of d
 
 from __future__ import annotations
 
-import inspect
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -39,10 +38,6 @@ class CovariancePenalty:
     included. Covariances are divided by n - 1. The penalty of x grows with the fourth power of its scale.
 
     weight: the weight of the term in the loss. of: "x" for pooled vectors, or "z" for projected ones.
-
-    >>> x = torch.tensor([[[1.0, 1.0], [-1.0, -1.0]]])  # C_12 = C_21 = 2
-    >>> CovariancePenalty(weight=1.0)(Step(None, x=x, z=x[..., :1]))
-    tensor(4.)
     """
 
     weight: float
@@ -61,26 +56,6 @@ class CovariancePenalty:
         return (c - c.diagonal(dim1=-2, dim2=-1).diag_embed()).square().sum(dim=(-2, -1)).mean() / d
 
 
-def check_call(loss: Any) -> None:
-    """Raise ValueError for a loss of the user's own that cannot be called as training does."""
-    try:
-        inspect.signature(getattr(loss, "forward", loss)).bind("z", None)
-    except TypeError as error:
-        name = getattr(loss, "__name__", type(loss).__name__)
-        raise ValueError(
-            f"loss {name}: {error}; it is called with the views and, if there are any, hard negatives, as in "
-            "def __call__(self, z, negatives=None)"
-        ) from error
-
-
-def check_masking(weight: float, probability: float) -> None:
-    """Raise ValueError for a weight of `MaskedLanguageModel` or a share of masked tokens out of bounds."""
-    if not 0 < probability < 1:
-        raise ValueError(f"mlm.probability={probability} must be in (0, 1)")
-    if not 0 < weight < math.inf:
-        raise ValueError(f"mlm.weight={weight} must be finite and above 0, or 0 to leave it out")
-
-
 @takes_numbers
 class MaskedLanguageModel(nn.Module):
     """The language-model head of the checkpoint (a new one where it has none) on the shared encoder.
@@ -89,28 +64,16 @@ class MaskedLanguageModel(nn.Module):
     tokens chosen, 80 % become the mask token, 10 % a random one and 10 % stay [2]. Special tokens are never
     chosen. BERT and RoBERTa are not padded; on a CPU words are predicted for chosen tokens alone.
     Raises ValueError for a tokenizer without a mask token.
-
-    >>> from transformers import BertConfig, BertModel
-    >>> from whitenedcse.model.scratch import wordpiece
-    >>> words = wordpiece(["the cat sees a bird"], vocabulary=40)
-    >>> sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
-    >>> bert = BertModel(BertConfig(vocab_size=len(words), **sizes), add_pooling_layer=False)
-    >>> mlm = MaskedLanguageModel(encoder=Encoder(bert, words), weight=0.1, probability=0.5)
-    >>> loss = mlm(ragged.ragged([words("the cat sees a bird").input_ids] * 8))
-    >>> abs(loss.item() - torch.tensor(len(words)).log().item()) < 0.1  # an untrained head guesses
-    True
     """
 
     special: Tensor
 
     def __init__(self, *, encoder: Encoder, weight: float, probability: float) -> None:
         super().__init__()
-        check_masking(weight, probability)
+        if not (0 < probability < 1 and 0 < weight < math.inf):
+            raise ValueError(f"mlm.probability={probability} must be in (0, 1), mlm.weight={weight} above 0")
         if encoder.tokenizer.mask_token_id is None:
-            raise ValueError(
-                f"mlm.weight={weight}, but this encoder's tokenizer has no mask token, as that of a decoder;"
-                " use mlm.weight=0"
-            )
+            raise ValueError(f"mlm.weight={weight}, but this encoder's tokenizer has no mask token")
         self.weight, self.probability = weight, probability
         self.tokenizer = encoder.tokenizer
         special = torch.tensor(encoder.tokenizer.all_special_ids)

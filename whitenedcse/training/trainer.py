@@ -54,12 +54,9 @@ class Checkpoints(CheckpointIO):
         draft.rename(folder / f"step-{checkpoint['global_step']:08}-{sha256(draft)[:16]}.ckpt")
         settle(folder)
         every = written(folder)
-        past = [
-            path for path in every if step_of(path) <= checkpoint["global_step"]
-        ]  # a later one was damaged
-        for path in every:
-            if path not in past[:KEEP]:
-                path.unlink()
+        past = [path for path in every if step_of(path) <= checkpoint["global_step"]]
+        for path in set(every) - set(past[:KEEP]):  # a later one was damaged
+            path.unlink()
 
     def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: Any = True) -> Any:
         """The content of one checkpoint file."""
@@ -80,8 +77,6 @@ def newest(folder: Path, say: Callable[[str], None]) -> Path | None:
     """The newest checkpoint that is undamaged; None if there never was one. `say` is told of any other."""
     for draft in (*folder.glob("draft*"), *folder.glob(".draft*")):  # of a process that was killed
         draft.unlink(missing_ok=True)
-    for path in sorted(set(folder.glob("*")) - set(written(folder))):
-        say(f"{path} is no checkpoint of train.py (those are step-STEP-CHECKSUM.ckpt); it is ignored")
     paths = written(folder)
     for path in paths:
         if path.stem.endswith(sha256(path)[:16]):
@@ -216,15 +211,12 @@ class Safekeeping(Callback):
         """Raise ValueError if a loss was not finite, naming its batch."""
         if self.bad is None or (at := int(self.bad)) < 0:
             return
-        batches = int(trainer.num_training_batches)
-        epoch, batch = divmod(at, batches)
-        rows: list[int] = trainer.train_dataloader.sampler.rows_of(epoch, batch).tolist()  # type: ignore[union-attr]
+        epoch, batch = divmod(at, batches := int(trainer.num_training_batches))
         each = trainer.accumulate_grad_batches
         step = epoch * -(-batches // each) + batch // each
         raise ValueError(
-            f"the loss of step {step + 1} is not finite (epoch {epoch}, batch {batch}, first rows"
-            f" {', '.join(map(str, rows[:5]))} of the corpus); the checkpoint of step {self.saved} stays."
-            " A lower optim.lr, a higher loss.temperature or trainer.precision=32-true may help"
+            f"the loss of step {step + 1} is not finite (epoch {epoch}, batch {batch}); the checkpoint of"
+            f" step {self.saved} stays. A lower optim.lr or trainer.precision=32-true may help"
         )
 
     def stop(self, trainer: lightning.Trainer, number: int) -> None:
@@ -260,7 +252,7 @@ class Trainer(lightning.Trainer):
     ) -> None:
         for name in ("lightning.pytorch", "lightning.fabric"):  # what they say is in our own lines
             logging.getLogger(name).setLevel(logging.WARNING)
-        check_settings({**settings, "strategy": strategy}, timeout)
+        check_settings({**settings, "strategy": strategy})
         self.chunk, self.compile = chunk, compile
         if (here := placed()) is not None and devices in ("auto", 1):
             devices, num_nodes = here.on_machine, here.world // here.on_machine
@@ -273,10 +265,7 @@ class Trainer(lightning.Trainer):
         settings |= {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}
         off = ("use_distributed_sampler", "enable_checkpointing", "enable_model_summary")
         settings |= dict.fromkeys(off, False)
-        try:
-            super().__init__(plugins=[Checkpoints(), *slurm()], **settings)
-        except TypeError as error:  # such as a key of max_time that timedelta does not have
-            raise ValueError(f"trainer: {error}") from error
+        super().__init__(plugins=[Checkpoints(), *slurm()], **settings)
         # Lightning would ask the device at every step whether a rank has a signal; Safekeeping asks the hosts
         loop: Any = self.fit_loop.epoch_loop
         loop._broadcast_sigterm_tensor = lambda: None
@@ -285,38 +274,24 @@ class Trainer(lightning.Trainer):
 def alone(devices: Any, num_nodes: int, accelerator: str | None) -> bool:
     """Whether these settings mean a single process; devices: a number, numbers, or "auto" and -1 for all."""
     text = str(devices)
-    if num_nodes > 1:
-        return False
     if text in ("auto", "-1"):
-        return accelerator == "cpu" or torch.cuda.device_count() < 2
-    if "[" in text or "," in text:  # the numbers of the devices
-        return len(re.findall(r"\d+", text)) == 1
-    return text == "1"
+        return num_nodes == 1 and (accelerator == "cpu" or torch.cuda.device_count() < 2)
+    listed = "[" in text or "," in text  # the numbers of the devices
+    return num_nodes == 1 and (len(re.findall(r"\d+", text)) == 1 if listed else text == "1")
 
 
-def check_settings(settings: Mapping[Any, Any], timeout: float | None) -> None:
+def check_settings(settings: Mapping[Any, Any]) -> None:
     """Raise ValueError for settings with which Lightning's trainer would fail, or train something else."""
     if 0 in (settings.get("max_steps"), settings.get("max_epochs")):
         raise ValueError("trainer.max_steps=0 or max_epochs=0 trains nothing: use evaluate.py")
     epochs, steps = settings.get("max_epochs"), settings.get("max_steps", -1)
-    endless = epochs == -1 or (epochs is None and settings.get("max_time"))
-    if endless and steps == -1:
+    if steps == -1 and (epochs == -1 or (epochs is None and settings.get("max_time"))):
         raise ValueError("there is no last step, where the learning rate is 0; set trainer.max_steps")
-    if settings.get("overfit_batches"):
-        raise ValueError("trainer.overfit_batches replaces Lightning's samplers only: use data.sample=N")
-    if timeout is not None and not 0 < timeout < float("inf"):
-        raise ValueError(f"trainer.timeout={timeout} must be a number of seconds above 0")
     if isinstance(strategy := settings.get("strategy"), str) and strategy not in WHOLE:
-        raise ValueError(
-            f"trainer.strategy={strategy} divides the encoder; each device needs all of it: use auto or ddp"
-            " (encoder.lora.r=8 and trainer.chunk=16 need less memory)"
-        )
+        raise ValueError(f"trainer.strategy={strategy} divides the encoder: use auto or ddp")
 
 
 def slurm() -> list[SLURMEnvironment]:
-    """Lightning's plugin where srun started this process, else none; ValueError for wrong srun options."""
-    try:  # Safekeeping requeues the job
-        by_srun = SLURMEnvironment.detect() and not has_agent()  # which may run in a job of sbatch
-        return [SLURMEnvironment(auto_requeue=False)] if by_srun else []
-    except RuntimeError as error:
-        raise ValueError("Lightning refuses srun --ntasks=N; use srun --ntasks-per-node=N") from error
+    """Lightning's plugin where srun started this process, which may run in a job of sbatch; else none."""
+    by_srun = SLURMEnvironment.detect() and not has_agent()
+    return [SLURMEnvironment(auto_requeue=False)] if by_srun else []  # Safekeeping requeues the job
