@@ -232,7 +232,7 @@ def test_settings_that_do_not_fit_together_are_refused(made):
         ({"views": 1}, "views=1: 2 or more"),
         ({"passes": 4}, "views=3: .*passes=4: from 1 to views"),
         ({"positives": 3}, "views=3: .*positives=3: 1 or more, below views"),
-        ({"loss": ContrastiveLoss(weights=(1.0, 2.0, 3.0))}, "for 2 positives"),
+        ({"loss": ContrastiveLoss(weights=(1.0, 2.0, 3.0))}, "give 1, or 2, which is views - 1"),
         ({"whitening": whitening(group_width=5)}, "5"),
     ):
         with pytest.raises(ValueError, match=words):

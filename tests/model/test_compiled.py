@@ -42,6 +42,6 @@ def test_layers_are_not_compiled_on_a_cpu():
         compiled=True,
     )
     trainer = lightning.Trainer(max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False)
-    with pytest.raises(ValueError, match=r"trainer\.compile=true .* here attention is by tiles"):
+    with pytest.raises(ValueError, match=r"trainer\.compile=true .*; attention is by tiles"):
         trainer.fit(module, torch.utils.data.DataLoader([0]))
     assert not module.embedder.encoder.compiled

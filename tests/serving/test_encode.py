@@ -128,7 +128,7 @@ def test_a_damaged_file_is_named_and_encoded_again_when_it_is_deleted(job, monke
                 vectors(job.out)
         path.write_bytes(before)
     (Path(job.out) / "shard-00002.npy").unlink()
-    assert state(job.out) == "17 of 24 rows of width 16"
+    assert state(job.out) == "17 of 24 rows of width 16 so far"
     texts, encode_ = [], Embedder.encode
     spy = lambda self, some, **more: texts.extend(some) or encode_(self, some, **more)  # noqa: E731
     monkeypatch.setattr(Embedder, "encode", spy)

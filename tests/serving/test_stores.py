@@ -74,7 +74,7 @@ def test_a_corpus_there_is_encoded_to_files_there_and_a_killed_job_resumes(
     with monkeypatch.context() as patch:
         patch.setattr(encode, "put", killed)
         assert run(*words, f"{url}/out", "--shard", 7) == 130
-    assert "interrupted: 7 of 24 rows of width 16, and the same command" in capsys.readouterr().err
+    assert "interrupted: 7 of 24 rows of width 16 so far, and the same command" in capsys.readouterr().err
     with pytest.raises(ValueError, match="lacks 3 of 4 files"):
         vectors(f"{url}/out")
     assert run(*words, f"{url}/out", "--shard", 7) == 0

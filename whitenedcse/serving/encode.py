@@ -218,8 +218,8 @@ def state(out: str) -> str:
         return "nothing is encoded yet"
     done = whole(out, manifest)
     rows = sum(manifest.count(number) for number, name in enumerate(manifest.files) if name in done)
-    part = f"{rows:,} of " if rows < manifest.rows else ""
-    return f"{part}{manifest.rows:,} rows of width {manifest.width}"
+    every = f"{manifest.rows:,} rows of width {manifest.width}"
+    return every if rows == manifest.rows else f"{rows:,} of {every} so far"  # other ranks may go on
 
 
 def whole(out: str, manifest: Manifest) -> dict[str, set[str]]:
