@@ -265,6 +265,7 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
         readout.transfer,
         readout.sizes,
         readout.unlabelled,
+        readout.predicted,
     ],
     "results/study/README.md": [study.like, by_share, systems, by_task, study.holds, study.fails],
     "results/wiki_mini/README.md": [wiki_mini, rounding],

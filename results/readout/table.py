@@ -9,18 +9,25 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from results.markdown import table
+import numpy as np
+from scipy.stats import spearmanr
+
+from results.markdown import table, text
 
 HERE = Path(__file__).parent
 ENCODERS = {
+    "mlm_minilm": "mlm_minilm",
     "minilm_mlm": "minilm-mlm",
     "pretrain": "from scratch",
     "all_minilm": "all-MiniLM-L6-v2",
     "all_mpnet": "all-mpnet-base-v2",
 }
 POOLINGS = {"cls": "first token", "mean": "mean"}
+PRIVATE = "minilm-mlm"
+FACTS = {"top": "the first axis's share", "rank": "the effective rank", "cosine": "the mean cosine"}
+SNAPSHOTS = (55, 133, 405, 1002, 3260)  # steps of mlm_minilm's training, of which snapshots were kept
 
 
 def studies() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -111,22 +118,82 @@ def brief() -> str:
     for name, found in studies():
         dev, recipe = found["dev"], [*found["literature"].values()][-1]
         chosen = f"{dev['average']:.2f}: {dev['readout']}" if dev["shown"] else "left as it is"
-        if name.endswith(", mean"):
+        if name.endswith(", mean") and not name.startswith(PRIVATE):
             rows.append([name.removesuffix(", mean"), f"{found['own']:.2f}", f"{recipe:.2f}", chosen])
     return table(head, rows)
 
 
+class Known(NamedTuple):
+    """What is known of an encoder and pooling without labels, and what the best readout brings there.
+
+    family: of encoders that come from the same weights.
+    """
+
+    name: str
+    family: str
+    facts: dict[str, float]
+    own: float
+    gain: float
+
+
+def known() -> list[Known]:
+    """That of each encoder and pooling, and of the snapshots on the way to mlm_minilm."""
+    every = [(name, "" if "scratch" in name or "mpnet" in name else "MiniLM", x) for name, x in studies()]
+    for step in SNAPSHOTS:
+        if (file := HERE / f"snapshots/{step}.json").is_file():
+            content = json.loads(file.read_text())
+            for kind, words in POOLINGS.items():
+                found = content[kind] | {"facts": content["facts"][kind]}
+                every.append((f"mlm_minilm after {step:,} steps, {words}", "MiniLM", found))
+    return [
+        Known(
+            name, family or name.rpartition(", ")[0], x["facts"], x["own"], x["oracle"]["average"] - x["own"]
+        )
+        for name, family, x in every
+    ]
+
+
 def unlabelled() -> str:
     """What is known of a vector without labels, beside what the best readout would bring."""
-    head = ["encoder, its pooling", "first axis, %", "effective rank", "mean cosine", "gain of the oracle"]
+    head = [
+        "encoder, its pooling",
+        "first axis, %",
+        "effective rank",
+        "mean cosine",
+        "as it is",
+        "gain of the oracle",
+    ]
     return table(
         head,
         [
-            [name, f"{100 * found['facts']['top']:.1f}", f"{found['facts']['rank']:.0f}",
-             f"{found['facts']['cosine']:.2f}", f"{found['oracle']['average'] - found['own']:+.2f}"]
-            for name, found in studies()
+            [x.name, f"{100 * x.facts['top']:.1f}", f"{x.facts['rank']:.0f}", f"{x.facts['cosine']:.2f}",
+             f"{x.own:.2f}", f"{x.gain:+.2f}"]
+            for x in known()
         ],
     )  # fmt: skip
+
+
+def predicted() -> str:
+    """How well each of these tells the gain: over all, and of a family from the others by a straight line."""
+    every, said = known(), []
+    gains, families = np.array([x.gain for x in every]), np.array([x.family for x in every])
+    nothing = fmean(abs(x.gain - gains[families != x.family].mean()) for x in every)
+    for name, words in FACTS.items():
+        facts = (
+            np.log([x.facts[name] for x in every])
+            if name == "rank"
+            else np.array([x.facts[name] for x in every])
+        )
+        errors = []
+        for x, fact in zip(every, facts, strict=True):
+            others = families != x.family
+            line = np.polyfit(facts[others], gains[others], 1)
+            errors.append(abs(x.gain - np.polyval(line, fact)))
+        rho = spearmanr(facts, gains).statistic
+        said.append(f"- {words}: rank correlation {rho:+.2f}; error {fmean(errors):.1f} points")
+    return text(
+        "\n".join([*said, f"- no fact, the mean gain of the other families: error {nothing:.1f} points"])
+    )
 
 
 def sizes() -> str:
