@@ -409,7 +409,9 @@ def picture() -> None:
     every = everything()
     gain = paper("WhitenedCSE-BERT base")[-1] - paper("SimCSE-BERT base")[-1]
     labels = [f"the paper, one run:\n{PAPER_STEPS}"]
-    labels += [f"{each.encoder}:\n{each.training}, {len(each.differences)} seeds" for each in every]
+    for each in every:
+        seeds = f"{len(each.differences)} seeds{', one rate for both' if each.rate == LAB else ''}"
+        labels.append(f"{each.encoder}:\n{each.training}, {seeds}")
     with rc_context(STYLE):
         figure = Figure(figsize=(7.2, 0.5 * len(labels) + 0.8), layout="constrained")
         axis = figure.subplots()

@@ -142,6 +142,8 @@ class ProjectionHead(nn.Module):
         super().__init__()
         if position not in POSITIONS:
             raise ValueError(f"head.position={position!r} is not one of {', '.join(POSITIONS)}")
+        if not isinstance(whitening, WhiteningSettings | nn.Module | None):
+            raise TypeError(f"whitening={whitening!r:.50} must be None, a WhiteningSettings or a module")
         self.position = position
         module = Whitener(width, whitening) if isinstance(whitening, WhiteningSettings) else whitening
         self.before: Any = module if position != "after" or not dense else None
