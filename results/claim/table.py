@@ -269,8 +269,8 @@ def sentences() -> str:
     apart, apart_best, other, below = (fmean(each.differences) for each in (raw, best, private, weak))
     return text(f"""
 - **On mlm_minilm** no gain of WhitenedCSE over SimCSE is shown, each at the learning rate that is best for it
-  on STS-B dev: {apart:+.2f} points, at best readouts {apart_best:+.2f} (the paper: {gain:+.2f}). Read so,
-  SimCSE is {simcse:.2f} and WhitenedCSE {whitened:.2f} above the untouched encoder.
+  on STS-B dev: {apart:+.2f} points (the paper: {gain:+.2f}). At best readouts it is {-apart_best:.2f} below;
+  so read, SimCSE is {simcse:.2f} and WhitenedCSE {whitened:.2f} above the untouched encoder.
 - **On minilm-mlm**, made alike but not public, it gains {other:.2f} (20 seeds, one rate for both), of which
   {part:.0f} % ({low:.0f} to {high:.0f} %) can be had without whitening in training, by reading each run with
   the layers, pooling and whitening that STS-B dev chooses for it ([all runs](results/claim/README.md)).
