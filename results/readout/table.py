@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -30,18 +31,20 @@ FACTS = {"top": "the first axis's share", "rank": "the effective rank", "cosine"
 SNAPSHOTS = (55, 133, 405, 1002)  # steps of mlm_minilm's training, of which snapshots were kept
 
 
+def studied(file: Path, said: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """An encoder by each pooling, named, with what study.py found of it; "facts": of its last layer."""
+    content = json.loads(file.read_text())
+    for kind, words in POOLINGS.items():
+        yield f"{said}, {words}", content[kind] | {"kind": kind, "facts": content["facts"][kind]}
+
+
 def studies() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each encoder and pooling with what was found of it; "facts": of its last layer."""
+    """That of each encoder; "uses": what uses.py found, where it has run."""
     for name, said in ENCODERS.items():
-        if (file := HERE / f"{name}.json").is_file():
-            content, more = json.loads(file.read_text()), {}
-            if (other := HERE / f"{name}_uses.json").is_file():
-                more = {"uses": json.loads(other.read_text())}
-            for kind, words in POOLINGS.items():
-                yield (
-                    f"{said}, {words}",
-                    content[kind] | {"kind": kind, "facts": content["facts"][kind], **more},
-                )
+        used = HERE / f"{name}_uses.json"
+        more = {"uses": json.loads(used.read_text())} if used.is_file() else {}
+        for pooled, found in studied(HERE / f"{name}.json", said):
+            yield pooled, found | more
 
 
 def retrieval() -> str:
@@ -140,17 +143,12 @@ class Known(NamedTuple):
 
 def known() -> list[Known]:
     """That of each encoder and pooling, and of the snapshots on the way to mlm_minilm."""
-    every = [(name, "" if "scratch" in name or "mpnet" in name else "MiniLM", x) for name, x in studies()]
-    for step in SNAPSHOTS:
-        if (file := HERE / f"snapshots/{step}.json").is_file():
-            content = json.loads(file.read_text())
-            for kind, words in POOLINGS.items():
-                found = content[kind] | {"facts": content["facts"][kind]}
-                every.append((f"mlm_minilm after {step:,} steps, {words}", "MiniLM", found))
+    snapshots = ((HERE / f"snapshots/{n}.json", f"mlm_minilm after {n:,} steps") for n in SNAPSHOTS)
     made = []
-    for name, family, x in every:
+    for name, x in chain(studies(), *(studied(*one) for one in snapshots)):
+        family = next((other for other in ("scratch", "mpnet") if other in name), "MiniLM")
         gain, taken = (x[one]["average"] - x["own"] for one in ("oracle", "dev"))
-        made.append(Known(name, family or name.rpartition(", ")[0], x["facts"], x["own"], gain, taken))
+        made.append(Known(name, family, x["facts"], x["own"], gain, taken))
     return made
 
 
@@ -171,11 +169,7 @@ def predicted() -> str:
     gains, families = np.array([x.gain for x in every]), np.array([x.family for x in every])
     nothing = fmean(abs(x.gain - gains[families != x.family].mean()) for x in every)
     for name, words in FACTS.items():
-        facts = (
-            np.log([x.facts[name] for x in every])
-            if name == "rank"
-            else np.array([x.facts[name] for x in every])
-        )
+        facts = np.array([x.facts[name] for x in every])
         errors = []
         for x, fact in zip(every, facts, strict=True):
             others = families != x.family
