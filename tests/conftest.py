@@ -30,7 +30,6 @@ import gc
 from collections import defaultdict
 from functools import partial
 
-import programs
 import pytest
 
 gc.set_threshold(50_000, 50, 50)  # collections of a session's many objects take a tenth of its time
@@ -39,11 +38,7 @@ gc.set_threshold(50_000, 50, 50)  # collections of a session's many objects take
 def pytest_configure(config):
     if all("::" in words for words in config.args):
         config.option.markexpr = config.option.markexpr.replace("not slow", "")
-    starts_workers = config.option.numprocesses and not config.option.collectonly
-    many = config.option.markexpr == "slow" or not config.option.file_or_dir
-    if many and starts_workers:
-        os.environ["PROGRAMS_SERVER"] = programs.begun()  # one for all of them
-    if not starts_workers:
+    if config.option.collectonly or not config.option.numprocesses:
         config.pluginmanager.import_plugin("encoders")
 
 

@@ -21,7 +21,7 @@ from encoders import SENTENCES, WORDS, backbone, decoder_of
 from evaluation.test_doctor import COUNTS, MRPC, SICK, write
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from programs import ROOT, Forked, server, started, started_anew, surroundings
+from programs import ROOT, begun, started, started_anew
 from test_architecture import composed
 
 from whitenedcse.app.config import CONF, check_keys, plain, top
@@ -187,8 +187,8 @@ def by_slurm(n, words, home, environment):
     ranks, said = [], [home / f"rank{i}" for i in range(n)]
     for i in range(n):
         job = names | {"NODELIST": "localhost", "PROCID": i, "LOCALID": i}
-        env = surroundings(home, environment | {f"SLURM_{name}": str(value) for name, value in job.items()})
-        ranks.append(Forked(server(), [str(ROOT / words[0]), *words[1:]], str(home), env, [str(said[i])] * 2))
+        slurm = {f"SLURM_{name}": value for name, value in job.items()}
+        ranks.append(begun(*words, cwd=home, said=[said[i], said[i]], **environment, **slurm))
     codes = [rank.wait(300) for rank in ranks]
     return max(codes, key=abs), "".join(file.read_text() for file in said)
 
@@ -197,7 +197,7 @@ def page_of(words, home):
     """A command that serves until it is stopped: what it printed by then."""
     printed = home / "printed"
     printed.write_text("")
-    process = Forked(server(), words, str(home), surroundings(home, {}), [str(printed)] * 2)
+    process = begun(*words, cwd=home, said=[printed, printed])
     try:
         until = time.monotonic() + 120
         while process.poll() is None and "http://127.0.0.1" not in printed.read_text():

@@ -3,10 +3,11 @@
 import os
 import signal
 import subprocess
+import sys
 from contextlib import suppress
 
 import pytest
-from programs import Forked, free_port, server, started, surroundings, until
+from programs import free_port, ranks, started, surroundings, until
 from test_resume import ROOT, few, last_step, outcome
 
 pytestmark = pytest.mark.slow
@@ -47,44 +48,38 @@ def agents(machines, tmp_path):
     def start(*words, restarts=0, folders=(tmp_path, tmp_path)):
         port, pair = free_port(), []
         for node, folder in enumerate(folders):
-            command = ["torchrun", "--nnodes", "2"]
+            command = ["ip", "netns", "exec", networks[node]] if networks[node] else []
+            command += [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
             command += ["--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "job"]
             command += ["--rdzv-endpoint", f"{addresses[0]}:{port}", "--local-addr", addresses[node]]
             command += ["--rdzv-conf", f"is_host={1 - node}", "--max-restarts", f"{restarts}"]
             command += [str(ROOT / "train.py"), *few(tmp_path, 40), *words]
             more = {"GLOO_SOCKET_IFNAME": interfaces[node], "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-            more |= {"NETWORK": networks[node], "RANKS": str(tmp_path / f"ranks{node}")}
-            (tmp_path / f"ranks{node}").write_text("")
-            said = str(tmp_path / f"said{node}")
-            environment = surroundings(tmp_path, more)
-            pair.append(Forked(server(), command, str(folder), environment, [said] * 2))
+            with open(tmp_path / f"said{node}", "w") as said:
+                streams = {"stdout": said, "stderr": said, "env": surroundings(tmp_path, more)}
+                pair.append(subprocess.Popen(command, cwd=folder, **streams))
         begun.extend(pair)
         return pair
 
     yield start
     for agent in begun:
+        left = ranks(agent.pid) if agent.poll() is None else []
         agent.kill()
         agent.wait(60)
-    for rank in ranks(tmp_path):
-        with suppress(ProcessLookupError):
-            os.kill(rank, signal.SIGKILL)
-
-
-def ranks(folder):
-    """The process id of the rank that each agent began last, by machine; fewer if one has begun none."""
-    begun = [path.read_text().split() for path in sorted(folder.glob("ranks?"))]
-    return [int(ids[-1]) for ids in begun if ids]
+        for rank in left:
+            with suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)
 
 
 def ended(pair, seconds=200):
     return [agent.wait(seconds) for agent in pair]
 
 
-def amid(pair, run, before, folder):
+def amid(pair, run, before):
     """The ids of both ranks as soon as they have trained beyond step `before`."""
     until(lambda: last_step(run / "checkpoints") > before or any(agent.poll() for agent in pair), 120)
     assert [agent.poll() for agent in pair] == [None, None]
-    return ranks(folder)
+    return [rank for agent in pair for rank in ranks(agent.pid)]
 
 
 def test_two_machines_make_one_run_which_survives_a_lost_machine_and_a_lost_rank(agents, tmp_path):
@@ -93,7 +88,7 @@ def test_two_machines_make_one_run_which_survives_a_lost_machine_and_a_lost_rank
     run = tmp_path / "outputs" / "two"
 
     pair = agents("run=two")
-    lost = amid(pair, run, 0, tmp_path)[1]
+    lost = amid(pair, run, 0)[1]
     pair[1].kill()  # a machine: its agent, and the rank
     with suppress(ProcessLookupError):
         os.kill(lost, signal.SIGKILL)
@@ -107,7 +102,7 @@ def test_two_machines_make_one_run_which_survives_a_lost_machine_and_a_lost_rank
     assert line in (tmp_path / "said0").read_text()
 
     pair = agents("run=two", restarts=3)
-    lost = amid(pair, run, reached, tmp_path)[1]
+    lost = amid(pair, run, reached)[1]
     os.kill(lost, signal.SIGKILL)  # which torchrun replaces, on both machines
     assert ended(pair) == [0, 0], (tmp_path / "said0").read_text()
     assert (tmp_path / "said0").read_text().count("resumes after step") >= 2

@@ -8,13 +8,12 @@ import time
 from contextlib import contextmanager
 from functools import partial
 
-import programs
 import pytest
 import torch
 from encoders import SENTENCES, backbone, embedder_of
 from lightning import Callback, seed_everything
 from lightning.pytorch.callbacks import LambdaCallback
-from programs import alive, until
+from programs import alive, begun, ranks, until
 from test_scripts import ROOT, TINY
 from test_training import DEV, LOSS
 
@@ -259,10 +258,9 @@ def home(tmp_path_factory):
 def started(home, *command, **environment):
     """A process of a script, ended in any case; its words go to `home`/said."""
     own = {"ASKED": home / "asked", "PATH": f"{home / 'bin'}:{os.environ['PATH']}"} | environment
-    env = programs.surroundings(home, {name: str(value) for name, value in own.items()})
     said = home / "said"
     said.unlink(missing_ok=True)
-    process = programs.Forked(programs.server(), command, str(home), env, [str(said)] * 2)
+    process = begun(*command, cwd=home, said=[said, said], **own)
     try:
         yield process
     finally:
@@ -359,8 +357,8 @@ def test_so_does_a_run_of_two_processes_of_which_one_is_killed(home):
     (whole,) = set((home / "outputs").glob("c-*"))  # both ranks agreed on a name
     assert (home / "said").read_text().count("best checkpoint: ") == 1  # the first alone speaks
 
-    with amid(home, "two", *two, "trainer.devices=2", RANKS=home / "ranks") as front:
-        both = list(map(int, (home / "ranks").read_text().split()))
+    with amid(home, "two", *two, "trainer.devices=2") as front:
+        both = ranks(front.pid)
         second = both[1]
         os.kill(second, signal.SIGKILL)
         assert front.wait(30) == 128 + signal.SIGKILL

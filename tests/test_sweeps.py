@@ -2,10 +2,11 @@
 
 import importlib.util
 import json
+import sys
 from itertools import pairwise
 
 import pytest
-from programs import ROOT, started
+from programs import ROOT, started, started_anew
 from test_scripts import TINY
 
 SMALL = [*TINY, "encoder.width=48", "trainer.max_steps=4", "tasks=none", "data=file", "data.batch_size=16"]
@@ -22,13 +23,9 @@ def spied(parameters, *, lr, **settings):
     return adamw(parameters, lr=lr, **settings)
 """
 TWO_GPUS = """
-import atexit, threading
 from torch import cuda
 
 cuda.device_count, cuda.get_device_name = (lambda: 2), "GPU {}".format
-
-def ending():  # its workers, as joblib has Python do at its end
-    atexit.register(threading._shutdown)
 """
 needs = {
     name: pytest.mark.skipif(not importlib.util.find_spec(f"hydra_plugins.{module}"), reason=f"no {module}")
@@ -91,10 +88,10 @@ def test_jobs_run_at_a_time_as_they_do_one_by_one(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(TWO_GPUS)
     environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0,1"}
     environment["SPIED"] = str(tmp_path / "spied")
-    command = ["train.py", "-m", *SMALL, "seed=1,2", "optim._target_=spy.spied", "optim.lr=0.001"]
+    command = [str(ROOT / "train.py"), "-m", *SMALL, "seed=1,2", "optim._target_=spy.spied", "optim.lr=0.001"]
     apart = started(*command, "run=apart", cwd=tmp_path, **environment)
     joblib = [*command, "hydra/launcher=joblib", "run=together"]
-    together = started(*joblib, cwd=tmp_path, prepared="sitecustomize:ending", **environment)
+    together = started_anew(sys.executable, *joblib, cwd=tmp_path, **environment)
     for result in (apart, together):
         assert result.returncode == 0, result.stderr
         assert "Trainer.fit" not in result.stdout + result.stderr  # as quiet as one by one
