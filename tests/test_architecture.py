@@ -149,21 +149,22 @@ EXPERIMENTS, SYSTEMS, SWEEPS = map(config.stems, ("experiment", "system", "sweep
 @pytest.mark.slow
 def test_an_option_builds_a_symbol_of_the_module_it_is_named_after_and_each_setting_reaches_a_parameter():
     plain, own = composed("+experiment=bert_base"), ("head.whitening", "loss.", "terms.")
-    every = [[f"+experiment={name}"] for name in EXPERIMENTS]
+    every = {name: composed(f"+experiment={name}") for name in EXPERIMENTS}
     for group, option in OPTIONS:
         # random weights set a temperature, for a loss with one
-        every.append([f"{group}={option}", *["encoder=pretrained"] * (group == "loss")])
-        for _, node in config.parts({group: composed(*every[-1])[group]}):
+        more = ["encoder=pretrained"] * (group == "loss")
+        every[group, option] = composed(f"{group}={option}", *more)
+        for _, node in config.parts({group: every[group, option][group]}):
             assert re.fullmatch(GROUPS[group], node["_target_"].rpartition(".")[0]), (group, option)
-    for name in SYSTEMS:
-        every.append(["+experiment=bert_base", f"+system={name}"])
+    systems = {name: composed("+experiment=bert_base", f"+system={name}") for name in SYSTEMS}
+    for name, system in systems.items():
         # but for what a system may replace, it changes settings that exist
-        assert all(key.startswith(own) for key in set(flat(plain)) ^ set(flat(composed(*every[-1])))), name
-    systems = {json.dumps(composed(*words)) for words in every[-len(SYSTEMS) :]}
-    assert len(systems) == len(SYSTEMS) - 2  # dropout and dropout_whitened differ where the others crop
-    for words in every:
-        for _, node in config.parts(composed(*words)):
-            assert unbound(node) == set(), (words, node["_target_"])
+        assert all(key.startswith(own) for key in set(flat(plain)) ^ set(flat(system))), name
+    # dropout and dropout_whitened differ where the others crop
+    assert len({json.dumps(system) for system in systems.values()}) == len(SYSTEMS) - 2
+    for name, made in (every | systems).items():
+        for _, node in config.parts(made):
+            assert unbound(node) == set(), (name, node["_target_"])
 
 
 def test_the_defaults_of_the_configuration_are_those_of_the_signatures():

@@ -60,7 +60,7 @@ def strict(monkeypatch):
     monkeypatch.setattr(packed, "unpadded_attention", noted)
     monkeypatch.setattr(
         "whitenedcse.model.encoder.way",
-        lambda device, width: attention.way("cuda" if device == "meta" else device, width),
+        lambda device, *more: attention.way("cuda" if device == "meta" else device, *more),
     )
     for name in ("_ignore_bidirectional_mask_sdpa", "_ignore_padding_mask_sdpa"):
         # Transformers looks whether the mask of a padded batch is full: test_no_waiting.py counts that
@@ -174,7 +174,8 @@ def test_attention_is_computed_as_the_device_allows(bert, strict, monkeypatch):
         ("cpu", 26, "tiles"), ("cuda", 64, "unpadded"), ("cuda", 26, "padded"), ("cuda", 512, "padded"),
         ("mps", 64, "padded"),
     ):  # fmt: skip
-        assert attention.way(device, width) == expected
+        assert attention.way(device, width, torch.bfloat16) == expected
+        assert attention.way(device, width, torch.float64) == expected.replace("unpadded", "padded")
         bert.width, bert.batches = 2 * width, "packed"
         assert bert.attention(torch.device(device)) == expected
         bert.batches = "padded"

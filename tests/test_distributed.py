@@ -22,6 +22,7 @@ from whitenedcse.model import embedder as encoding
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import between, concatenate, ragged, rows, split
+from whitenedcse.training import parallel
 from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.module import ContrastiveTraining, reseed, seed_of
 from whitenedcse.training.monitor import Monitor
@@ -272,6 +273,17 @@ def small(rank, tokenizer, folder):
         (folder / f"error{rank}").write_text(str(error))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def test_the_hosts_wait_for_each_other_as_long_as_the_devices_do(monkeypatch):
+    made = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda *_: "nccl")
+    monkeypatch.setattr(dist, "new_group", lambda **settings: made.append(settings) or "hosts")
+    monkeypatch.setattr(parallel, "HOSTS", {})
+    parallel.meet(90.0)
+    assert parallel._hosts() == "hosts" == parallel._hosts()
+    assert made == [{"backend": "gloo", "timeout": timedelta(seconds=90)}]
 
 
 def started(function, count, *args):

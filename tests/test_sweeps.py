@@ -50,7 +50,9 @@ def jobs(cwd, name="sweep"):
 @pytest.mark.slow
 def test_every_rank_of_a_job_has_its_configuration(tmp_path):
     (tmp_path / "spy.py").write_text(SPY)
-    arguments = ["-m", *SMALL, "optim.lr=0.001,0.002", "optim._target_=spy.spied", "run=sweep"]
+    (tmp_path / "mine/experiment").mkdir(parents=True)
+    (tmp_path / "mine/experiment/own.yaml").write_text("# @package _global_\noptim:\n  _target_: spy.spied\n")
+    arguments = ["-m", "--config-dir", "mine", *SMALL, "+experiment=own", "optim.lr=0.001,0.002", "run=sweep"]
     arguments += ["trainer.devices=2"]
     environment = {"SPIED": str(tmp_path / "spied"), "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     result = started("train.py", *arguments, cwd=tmp_path, **environment)

@@ -15,7 +15,7 @@ import platform
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -65,19 +65,30 @@ def drafted(path: Path) -> Iterator[Path]:
             if written.is_file():
                 written.chmod(draft.stat().st_mode & 0o666)  # safetensors writes for its user alone
             settle(written)
+        replace(path, draft, old)
+        settle(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def replace(path: Path, draft: Path, old: Path) -> None:
+    """Rename the draft of a folder and the old folder; again if a reader `restore`s that in between."""
+    try:
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
         draft.rename(path)
-        settle(path.parent)
-        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        replace(path, draft, old)
 
 
 def restore(path: Path) -> None:
     """Rename the old folder back, if a kill came between the two renames of `drafted`."""
     old = beside(path, "old")
     if old.exists() and not path.exists():
-        old.rename(path)
+        with suppress(OSError):  # a writer goes on, or another reader was here
+            old.rename(path)
 
 
 def draft_of(path: Path) -> Path:

@@ -25,6 +25,12 @@ ENCODERS = {
     "all_minilm": "all-MiniLM-L6-v2",
     "all_mpnet": "all-mpnet-base-v2",
 }
+TRAINED = {  # runs of results/claim
+    "mlm_minilm_simcse": "SimCSE on mlm_minilm",
+    "mlm_minilm_whitenedcse": "WhitenedCSE on mlm_minilm",
+    "pretrain_simcse": "SimCSE from scratch",
+    "pretrain_whitenedcse": "WhitenedCSE from scratch",
+}
 POOLINGS = {"cls": "first token", "mean": "mean"}
 PRIVATE = "minilm-mlm"
 FACTS = {"top": "the first axis's share", "rank": "the effective rank", "cosine": "the mean cosine"}
@@ -39,8 +45,8 @@ def studied(file: Path, said: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def studies() -> Iterator[tuple[str, dict[str, Any]]]:
-    """That of each encoder; "uses": what uses.py found, where it has run."""
-    for name, said in ENCODERS.items():
+    """That of each encoder, trained ones last; "uses": what uses.py found, where it has run."""
+    for name, said in (ENCODERS | TRAINED).items():
         used = HERE / f"{name}_uses.json"
         more = {"uses": json.loads(used.read_text())} if used.is_file() else {}
         for pooled, found in studied(HERE / f"{name}.json", said):
@@ -115,14 +121,16 @@ def seven() -> str:
 
 
 def brief() -> str:
-    """What README.md shows: each encoder by its mean, the literature's whitening, and the choice."""
+    """What README.md shows: each public encoder by its mean, the literature's whitening, and the choice."""
     head = ["encoder, by its mean", "as it is", "whitened (L1 + last, k = 256)", "chosen by `readout`"]
     rows = []
+    public = {said for said in ENCODERS.values() if said != PRIVATE}
     for name, found in studies():
+        encoder, _, pooling = name.partition(", ")
         dev, recipe = found["dev"], [*found["literature"].values()][-1]
         chosen = f"{dev['average']:.2f}: {dev['readout']}" if dev["shown"] else "left as it is"
-        if name.endswith(", mean") and not name.startswith(PRIVATE):
-            rows.append([name.removesuffix(", mean"), f"{found['own']:.2f}", f"{recipe:.2f}", chosen])
+        if pooling == "mean" and encoder in public:
+            rows.append([encoder, f"{found['own']:.2f}", f"{recipe:.2f}", chosen])
     return table(head, rows)
 
 

@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -68,6 +69,23 @@ def test_a_text_is_tokenised_whole_and_then_truncated(tokenizer):
         assert token_ids([text], tokenizer, LENGTH) == [oracle(text, tokenizer)]
     finally:
         tokenizer.truncation_side = "right"
+
+
+def test_threads_set_the_truncation_of_a_tokenizer_in_turn(tokenizer):
+    """Without it, one that measures a prompt switches it off for another that encodes."""
+    works = {
+        "measuring": lambda: tokens.check_length(8, tokenizer, "query: "),
+        "encoding": lambda: tokens.ids_of(SENTENCES, tokenizer, 4),
+        "asking for words": lambda: tokens.wordless(["..."], tokenizer),
+        "a digest": lambda: tokens.identity(tokenizer),
+    }
+    for name, work in works.items():
+        thread = Thread(target=work)
+        with tokens.ONE_AT_A_TIME:
+            thread.start()
+            thread.join(0.05)
+            assert thread.is_alive(), name
+        thread.join()
 
 
 def test_lengths_and_prompts_that_cannot_be_are_refused(tokenizer):

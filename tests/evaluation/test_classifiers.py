@@ -202,6 +202,18 @@ def test_fast_logistic_regression_chooses_on_the_dev_rows_of_a_task_that_has_the
     assert our_dev == pytest.approx(100 * score, abs=1.01)
 
 
+@pytest.mark.filterwarnings("ignore:The least populated class")
+def test_a_label_that_only_one_training_row_has_may_be_left_out_of_the_inner_fold():
+    x, y = blobs(60, 6, 2, seed=0, noise=0.3)
+    for i in range(60):  # whichever row the fold leaves out
+        rare = y.copy()
+        rare[i] = 2
+        split = np.array(["train"] * 50 + ["test"] * 10)[np.random.default_rng(1).permutation(60)]
+        if split[i] == "train":
+            predictions, _ = lbfgs(x, rare, split)
+            assert (predictions == rare[split == "test"]).mean() > 0.9
+
+
 def test_an_unknown_name_lists_the_known_ones():
     assert classifier("senteval") is senteval
     with pytest.raises(ValueError, match="no classifier 'svm'; there are lbfgs and senteval"):

@@ -132,8 +132,8 @@ def test_a_device_without_those_kernels_pads_and_says_so_once(monkeypatch):
     monkeypatch.setattr(module, "unpadded_attention", lambda *_, **__: torch.ops.aten.no_such_operator)
     module.kernels.cache_clear()
     with pytest.warns(UserWarning, match="has not the attention that skips padding .*: batches are padded"):
-        assert way("cuda", 64) == "padded"
-    assert way("cuda", 64) == "padded"  # a second warning would be an error
+        assert way("cuda", 64, torch.float32) == "padded"
+    assert way("cuda", 64, torch.float32) == "padded"  # a second warning would be an error
     module.kernels.cache_clear()
 
 

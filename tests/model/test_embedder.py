@@ -117,10 +117,29 @@ def test_batches_that_a_gpu_has_no_memory_for_are_halved_and_said_once(encoder, 
     assert list(counts) == [3, 3, 2, 2] and len(done) == 4
     assert_allclose(out, wanted, atol=1e-6)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10 * 2**30, 0))
-    assert encoding.batch_tokens(torch.device("cuda"), 768) == 54613
+    assert encoding.batch_tokens(torch.device("cuda"), 768, alone=True) == 54613
+    shared = set()
+    for free in (
+        1,
+        10,
+        80,
+    ):  # GPUs with more or less memory cut the same batches, of which each takes its own
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free * 2**30, 0))
+        shared.add(encoding.batch_tokens(torch.device("cuda"), 768, alone=False))
+    assert len(shared) == 1
     monkeypatch.setattr(embedder, "embed", lambda _: limited(ragged([[1] * 41])))
     with pytest.raises(torch.OutOfMemoryError):  # a single sentence
         embedder.encode(["a cat"])
+
+
+def test_each_module_has_its_own_mode_again_after_encoding(encoder):
+    embedder = embedder_of(encoder).train()
+    encoder.backbone.eval()
+    before = [module.training for module in embedder.modules()]
+    assert {*before} == {True, False}
+    embedder.encode(SENTENCES)
+    assert [module.training for module in embedder.modules()] == before
+    embedder.eval()
 
 
 def test_in_bf16_the_backbone_rounds_and_pooling_and_head_do_not(encoder):

@@ -226,7 +226,10 @@ def several(run: Run, devices: int) -> bool:
         return False
     if devices < 2:
         return False
-    words = sys.argv[1:] if hydras.mode == RunMode.RUN else [*hydras.overrides.task, *inherited(hydras)]
+    words = sys.argv[1:]
+    if hydras.mode == RunMode.MULTIRUN:
+        folders = [one.path for one in hydras.runtime.config_sources if one.provider == "command-line"]
+        words = [f"--config-dir={path}" for path in folders] + [*hydras.overrides.task, *inherited(hydras)]
     if status := launched([*words, f"hydra.run.dir={quoted(str(run.path))}"], devices, again(run)):
         sys.exit(status)
     return True

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMAT = 4  # of the folder; another number is another key
+ONE_AT_A_TIME = RLock()  # each call sets the truncation of the tokenizer that it shares with other threads
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +130,8 @@ def wordless(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[b
     Those with a letter or a digit are not asked about.
     """
     asked = [i for i, text in enumerate(texts) if not any(map(str.isalnum, text))]
-    ids = tokenizer([texts[i] for i in asked], add_special_tokens=False)["input_ids"] if asked else []
+    with ONE_AT_A_TIME:
+        ids = tokenizer([texts[i] for i in asked], add_special_tokens=False)["input_ids"] if asked else []
     empty = {i for i, row in zip(asked, ids, strict=True) if not row or files.blank(texts[i])}
     return [i in empty for i in range(len(texts))]
 
@@ -159,10 +162,11 @@ def ids_of(
     """
     if tokenizer.is_fast:
         core = tokenizer.backend_tokenizer
-        core.enable_truncation(max_length, direction=tokenizer.truncation_side)
-        core.no_padding()
-        core.encode_special_tokens = tokenizer.split_special_tokens
-        made = core.encode_batch_fast(sentences)
+        with ONE_AT_A_TIME:
+            core.enable_truncation(max_length, direction=tokenizer.truncation_side)
+            core.no_padding()
+            core.encode_special_tokens = tokenizer.split_special_tokens
+            made = core.encode_batch_fast(sentences)
         rows = [encoding.ids for encoding in made]
         full = (encoding for encoding in made if len(encoding) >= max_length)
         truncated = sum(bool(encoding.overflowing) for encoding in full)
@@ -177,7 +181,8 @@ def ids_of(
 
 def check_length(max_length: int, tokenizer: PreTrainedTokenizerBase, prompt: str = "") -> None:
     """Raise ValueError for a max_length that leaves no token beside the prompt, or exceeds the limit."""
-    limit, taken = tokenizer.model_max_length, len(tokenizer(prompt, verbose=False)["input_ids"])
+    with ONE_AT_A_TIME:
+        limit, taken = tokenizer.model_max_length, len(tokenizer(prompt, verbose=False)["input_ids"])
     if max_length > limit:
         raise ValueError(f"max_length={max_length} is above the {limit} tokens that this encoder takes")
     if taken >= max_length:
@@ -192,9 +197,10 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
     state: Any
     if tokenizer.is_fast:
         core = tokenizer.backend_tokenizer
-        core.no_truncation()  # each call sets its own
-        core.no_padding()
-        state = core.to_str()
+        with ONE_AT_A_TIME:
+            core.no_truncation()  # each call sets its own
+            core.no_padding()
+            state = core.to_str()
     else:
         state = [type(tokenizer).__qualname__, tokenizer.get_vocab(), repr(tokenizer.init_kwargs)]
     return json.dumps([state, tokenizer.truncation_side, tokenizer.split_special_tokens])

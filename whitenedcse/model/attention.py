@@ -225,14 +225,15 @@ def attended(q: Tensor, k: Tensor, v: Tensor, tile: Tile, mask: Tensor | None, f
     return torch.bmm(weights, v).flatten(0, 1)
 
 
-def way(device: str, width: int) -> str:
+def way(device: str, width: int, dtype: torch.dtype) -> str:
     """How attention is computed on a kind of device: "tiles" on CPU, "unpadded" on CUDA, or "padded".
 
-    "unpadded" is for heads of a width that is a multiple of 8. "padded" is Transformers' own.
+    "unpadded" is for heads of a width that is a multiple of 8, not in float64. "padded" is Transformers' own.
     """
     if device == "cpu":
         return "tiles"
-    return "unpadded" if device == "cuda" and width % 8 == 0 and width <= WIDEST and kernels() else "padded"
+    fits = width % 8 == 0 and width <= WIDEST and dtype != torch.float64
+    return "unpadded" if device == "cuda" and fits and kernels() else "padded"
 
 
 class Bounds(NamedTuple):

@@ -27,7 +27,7 @@ from whitenedcse.data.remote import published
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.inputs import expanded, takes_numbers, texts
 from whitenedcse.model import lora
-from whitenedcse.model.encoder import Encoder, pretrained
+from whitenedcse.model.encoder import Encoder, pretrained, still
 from whitenedcse.model.head import Final, Pooling, ProjectionHead
 from whitenedcse.ragged import Ragged, concatenate, ragged, taken
 
@@ -260,42 +260,39 @@ def fill(
     """
     first, device = firsts(rows), next(module.parameters()).device
     encoder = getattr(module, "encoder", module)
-    most = batch_tokens(device, encoder.width)
     rank, world = manner.share
+    most = batch_tokens(device, encoder.width, alone=world == 1)
     batches = by_length(rows, np.unique(first), most)[rank::world]
     results, modes = Halving(rows, run, device, most), partial(encoding, device, manner.bf16)
 
-    was_training, one_at_a_time = module.training, Lock()
-    module.eval()
-    try:
-        with told(manner.progress, sum(map(len, batches))) as more:
+    one_at_a_time = Lock()
+    with still(module), told(manner.progress, sum(map(len, batches))) as more:
 
-            def work(at: NDArray[np.intp]) -> None:
-                count = written(out, at, [x.float().cpu() for x in results(at)])
-                with one_at_a_time:
-                    more(count)
+        def work(at: NDArray[np.intp]) -> None:
+            count = written(out, at, [x.float().cpu() for x in results(at)])
+            with one_at_a_time:
+                more(count)
 
-            if device.type == "cuda":
-                for count in overlapped(out, batches, results, modes):
-                    more(count)
-            else:  # Transformers' own classes are not made for several threads
-                each(work, batches, modes, threads=None if encoder.parallel else 1)
-    finally:
-        module.train(was_training)
+        if device.type == "cuda":
+            for count in overlapped(out, batches, results, modes):
+                more(count)
+        else:  # Transformers' own classes are not made for several threads
+            each(work, batches, modes, threads=None if encoder.parallel else 1)
     again = np.flatnonzero(first != np.arange(rows.n))
     for array in out:
         array[..., again, :] = array[..., first[again], :]
 
 
-def batch_tokens(device: torch.device, width: int) -> int:
+def batch_tokens(device: torch.device, width: int, *, alone: bool) -> int:
     """How many tokens a batch may have, padding counted: on a GPU by its free memory, up to 131,072.
 
     A token takes some 100 bytes a channel while a layer is computed, and 4 in each layer that is pooled.
+    alone: whether this process encodes all sentences; processes that share them must cut the same batches.
     """
     if device.type == "cpu":
         return BATCH_TOKENS
-    if device.type != "cuda":
-        return 8 * BATCH_TOKENS  # elsewhere it is launches that cost
+    if device.type != "cuda" or not alone:
+        return 8 * BATCH_TOKENS  # there it is launches that cost
     free, _ = torch.cuda.mem_get_info(device)
     return max(8 * BATCH_TOKENS, min(128 * BATCH_TOKENS, free // (256 * width)))
 

@@ -103,7 +103,8 @@ class Encoder(nn.Module):
         """How attention is computed on a device: "tiles", "unpadded" or "padded" (see `attention.way`)."""
         if self.batches == "padded":
             return "padded"
-        return way(device.type, self.width // self.backbone.config.num_attention_heads)
+        width = self.width // self.backbone.config.num_attention_heads
+        return way(device.type, width, next(self.backbone.parameters()).dtype)
 
     @property
     def parallel(self) -> bool:
@@ -211,10 +212,10 @@ def behind(x: Tensor) -> set[Tensor]:
 
 
 @contextmanager
-def still(encoder: nn.Module) -> Iterator[None]:
-    """A context in which the encoder is in eval mode; then each of its modules has its own mode again."""
-    training = [module for module in encoder.modules() if module.training]
-    encoder.eval()
+def still(whole: nn.Module) -> Iterator[None]:
+    """A context in which a module is in eval mode; then each of its modules has its own mode again."""
+    training = [module for module in whole.modules() if module.training]
+    whole.eval()
     try:
         yield
     finally:

@@ -175,7 +175,8 @@ def unpadded(backbone: Any, features: Mapping[str, Any]) -> Ragged | None:
     config = backbone.config
     if mask is None or ids is None or mask.shape != ids.shape or ids.ndim != 2:
         return None
-    if way(ids.device.type, config.hidden_size // config.num_attention_heads) == "padded":
+    width = config.hidden_size // config.num_attention_heads
+    if way(ids.device.type, width, next(backbone.parameters()).dtype) == "padded":
         return None
     lengths, real = mask.sum(dim=1), mask.bool()
     right = torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)

@@ -226,7 +226,22 @@ class ContrastiveTraining(LightningModule):
         """Optimiser and schedule for the number of steps of this run."""
         steps = int(self.trainer.estimated_stepping_batches)
         optimizer, schedule = self.optimizer(self.parameters(), total_steps=steps)
+        self.chosen = [{name: group.get(name) for name in CHOSEN} for group in optimizer.param_groups]
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_train_start(self) -> None:
+        """Give an optimiser from a checkpoint the rate and the decay of today's settings, which `force` may
+        have changed; where the schedule is a LambdaLR."""
+        schedule: Any = self.lr_schedulers()
+        if isinstance(schedule, LambdaLR):
+            schedule.base_lrs = [own["initial_lr"] for own in self.chosen]
+            groups: Any = schedule.optimizer.param_groups
+            for group, own, factor in zip(groups, self.chosen, schedule.lr_lambdas, strict=True):
+                group |= own
+                group["lr"] = own["initial_lr"] * factor(schedule.last_epoch)
+
+
+CHOSEN = ("initial_lr", "weight_decay")  # what of an optimiser's groups a resumed run may change
 
 
 class ForTheRun(Callback):

@@ -14,7 +14,8 @@ whole batch. With one process and one piece every function here does nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -103,15 +104,24 @@ def agreed(*numbers: int) -> list[list[int]]:
     return summed(table).tolist()
 
 
+def meet(timeout: float | None) -> None:
+    """Have the hosts wait for each other no longer than this, in seconds; before their first exchange."""
+    if dist.is_initialized() and dist.get_backend() != "gloo":
+        HOSTS[dist.group.WORLD] = dist.new_group(
+            backend="gloo", timeout=timeout and timedelta(seconds=timeout)
+        )
+
+
+HOSTS: dict[Any, Any] = {}  # a group that communicates between hosts, beside the devices' own
+
+
 def _hosts() -> Any:
     """A process group that communicates between hosts, so that no device is waited for."""
-    return None if dist.get_backend() == "gloo" else _beside(dist.group.WORLD)
-
-
-@cache
-def _beside(world: Any) -> Any:
-    """The group beside this one, which a second fit in this process replaces."""
-    return dist.new_group(backend="gloo")
+    if dist.get_backend() == "gloo":
+        return None
+    if dist.group.WORLD not in HOSTS:
+        meet(None)
+    return HOSTS[dist.group.WORLD]
 
 
 COPIES = 4 << 30  # bytes of gradients at most, one copy a thread: BERT-base would have 28 GB on 64 cores

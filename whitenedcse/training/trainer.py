@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from inspect import signature
@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from whitenedcse import files
 from whitenedcse.distributed import ASKING, has_agent, placed
 from whitenedcse.files import settle, sha256, writing
-from whitenedcse.training.parallel import agreed, everyones
+from whitenedcse.training.parallel import agreed, everyones, meet
 
 NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.ckpt")
 FINDING = "ddp_find_unused_parameters_true"  # for a loss of one's own that leaves weights without gradient
@@ -124,6 +124,7 @@ class Safekeeping(Callback):
     def setup(self, trainer: lightning.Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise ValueError on every rank if one has another configuration or checkpoint."""
         self.before = {number: signal.getsignal(number) for number in ASKING}  # Lightning's come later
+        meet(getattr(trainer, "timeout", None))
         everyone = everyones(self.settings)
         for rank, other in enumerate(everyone):
             for ours, theirs in zip_longest(everyone[0].splitlines(), other.splitlines(), fillvalue=""):
@@ -198,8 +199,10 @@ class Safekeeping(Callback):
             self.stop(trainer, asked)
 
     def save(self, trainer: lightning.Trainer) -> None:
-        """Write a checkpoint. Raises ValueError instead if a loss was not finite."""
+        """Write a checkpoint. Raises ValueError instead if a loss or a weight is not finite."""
         self.check_losses(trainer)
+        if not all_finite(trainer.lightning_module.parameters()):
+            raise ValueError(f"a weight is not finite after step {trainer.global_step}; {self.cure()}")
         for logger in trainer.loggers:
             logger.save()
         began = time.monotonic()
@@ -215,9 +218,13 @@ class Safekeeping(Callback):
         each = trainer.accumulate_grad_batches
         step = epoch * -(-batches // each) + batch // each
         raise ValueError(
-            f"the loss of step {step + 1} is not finite (epoch {epoch}, batch {batch}); the checkpoint of"
-            f" step {self.saved} stays. A lower optim.lr or trainer.precision=32-true may help"
+            f"the loss of step {step + 1} is not finite (epoch {epoch}, batch {batch}); {self.cure()}"
         )
+
+    def cure(self) -> str:
+        """What stays of a run whose loss or weights are not finite, and what may help."""
+        helps = "A lower optim.lr or trainer.precision=32-true may help"
+        return f"the checkpoint of step {self.saved} stays. {helps}"
 
     def stop(self, trainer: lightning.Trainer, number: int) -> None:
         """End the process with status 128 + signal; requeue a SLURM job if its time limit was reached."""
@@ -227,6 +234,11 @@ class Safekeeping(Callback):
             with suppress(OSError):  # no scontrol here, e.g. in a container
                 subprocess.run(["scontrol", "requeue", job], check=False)
         raise SystemExit(128 + number)
+
+
+def all_finite(parameters: Iterable[Tensor]) -> bool:
+    """Whether no weight is infinite or NaN, asked of the device once."""
+    return bool(torch.stack([weight.isfinite().all() for weight in parameters]).all())
 
 
 class Trainer(lightning.Trainer):
@@ -253,7 +265,7 @@ class Trainer(lightning.Trainer):
         for name in ("lightning.pytorch", "lightning.fabric"):  # what they say is in our own lines
             logging.getLogger(name).setLevel(logging.WARNING)
         check_settings({**settings, "strategy": strategy})
-        self.chunk, self.compile = chunk, compile
+        self.chunk, self.compile, self.timeout = chunk, compile, timeout
         if (here := placed()) is not None and devices in ("auto", 1):
             devices, num_nodes = here.on_machine, here.world // here.on_machine
         if strategy in WHOLE and not alone(devices, num_nodes, settings.get("accelerator")):
