@@ -54,7 +54,7 @@ def test_a_wrong_command_has_the_words_of_argparse(capsys):
         "": "the following arguments are required: COMMAND",
         "dato": "argument COMMAND: invalid choice: 'dato' (choose from ",
         "encode a b c --processes 0": "argument --processes: 0 must be 1 or more",
-        "encode M a.txt out --dims 3": "unrecognized arguments: --dims 3",
+        "encode M a.txt out --dims 3": "whitenedcse encode: error: unrecognized arguments: --dims 3",
         "whiten fit M a.txt f --kind ica": "argument --kind: invalid choice: 'ica' (choose from 'whitening'",
         "export m o --to onnx --whiten f --whiten-on c": "not allowed with argument --whiten",
     }.items():

@@ -226,7 +226,8 @@ def test_the_files_of_ones_own_are_read_as_they_stand(tmp_path, monkeypatch, req
     text = (ROOT / "docs/own.md").read_text()
     (tmp_path / "mine.py").write_text(re.search(r"^```python\n(# mine.py\n.*?)^```", text, re.M | re.S)[1])
     monkeypatch.syspath_prepend(tmp_path)
-    request.addfinalizer(lambda: sys.modules.pop("mine", None))  # other tests have their own
+    sys.modules.pop("mine", None)  # other tests have their own
+    request.addfinalizer(lambda: sys.modules.pop("mine", None))
     blocks = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
     assert len(blocks) == 3
     for block in blocks:

@@ -91,6 +91,7 @@ TRAINING = [
     ({}, "data.corpus=no.txt", ["no.txt: no such file"]),
     ({}, "monitor.dev=no.tsv", ["no task 'no.tsv'"]),
     ({"file": ""}, "hydra.run.dir=file", ["file", "exists"]),
+    ({"1.txt": "a cat"}, "data.corpus=1.txt monitor=held_out monitor.dev=null", ["0 rows beside 1 held out"]),
     ({}, "hydra.run.dir=/proc/x", ["/proc/x"]),
     ({}, "run=../new", ["run=../new is no name of a directory in outputs/"]),
 ]  # fmt: skip
@@ -103,6 +104,7 @@ EVALUATION = [
     ({}, "postprocess=whitening fit=w.safetensors", ["w.safetensors"]),
     ({"y/head.safetensors": "no"}, "model=y", ["y/head.safetensors is not as it was written"]),
     ({}, "compare=[a]", ["a: no such directory of runs"]),
+    ({}, "tasks=STS16", ["tasks.names=[STS16] names single tasks"]),
 ]  # fmt: skip
 
 

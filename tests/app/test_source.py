@@ -84,9 +84,12 @@ def test_modules_that_only_sentence_transformers_knows_are_left_to_it(bert):
     assert x.shape == (len(SENTENCES), 5)
 
 
-def test_what_is_missing_is_said():
+def test_what_is_missing_is_said(tmp_path):
     with pytest.raises(ValueError, match="no model: give model=DIR_OR_HUB_ID, or compare="):
         found(None)
+    (tmp_path / "sweep/0/best").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="is a sweep: name one of its runs, such as .*sweep/0"):
+        found(str(tmp_path / "sweep"))
     with pytest.raises(FileNotFoundError, match="no encoder in ./gone"):
         found("./gone")
 

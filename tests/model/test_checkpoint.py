@@ -119,10 +119,10 @@ def test_a_flipped_bit_in_any_file_is_named_and_so_is_a_missing_one(best):
     Embedder.load(directory)
 
 
-def test_layers_that_are_not_trained_are_said_as_a_command_takes_them(bert, tmp_path):
+def test_a_pooling_that_is_not_trained_is_said_with_how_to_keep_it(bert, tmp_path):
     embedder_of(bert, kind="mean", layers=(1, -1)).save(tmp_path / "best")
     (note,) = checkpoint.notes_on_source(Embedder(encoder=tmp_path / "best"), "best")
-    assert note.endswith("keep it by pooling=mean 'pooling.layers=[1,-1]'")
+    assert note.endswith("this run by cls over layers [-1]; pooling=own keeps that")
 
 
 @torch.no_grad()

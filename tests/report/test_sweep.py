@@ -56,7 +56,7 @@ def test_one_pair_of_seeds_has_a_difference_and_the_reason_for_no_test(tmp_path)
         trained(tmp_path / str(number), 1, best, None, system, views=number + 2)
     (grid, *_) = table([tmp_path])
     assert [line[-3:] for line in grid.rows] == [["", "", ""], ["+1.50", "-", "-"], ["-0.75", "-", "-"]]
-    assert "group: not paired, as one run each says nothing of other seeds" in grid.notes
+    assert "group: one run each, which says nothing of other seeds" in grid.notes
 
 
 def test_means_and_spreads_are_those_of_numpy_for_every_row_of_the_tests(tmp_path):
@@ -264,7 +264,7 @@ def test_a_constant_difference_is_not_tested_and_seeds_without_partners_are_not_
     half = np.hypot(*(stats.t.isf(0.025, 2) * stats.sem(x) for x in ((61, 62, 63), (66, 64.5, 65.5))))
     shown, apart = row(grid, "views=4"), (66 + 64.5 + 65.5) / 3 - 62
     assert shown["95 % interval"] == f"{apart - half:+.2f} .. {apart + half:+.2f}"
-    assert "views=4: not paired, as fewer than two seeds are in both" in grid.notes
+    assert "views=4: not paired by seed, as fewer than two seeds are in both" in grid.notes
 
 
 def test_the_place_of_a_page_is_made_and_tables_of_any_form_stand_alone_on_the_standard_output(
@@ -284,7 +284,11 @@ def test_the_place_of_a_page_is_made_and_tables_of_any_form_stand_alone_on_the_s
         assert cli.main(["report", "a", "b", "--to", form]) == 0
         out, error = capsys.readouterr()
         assert mark in out and "written" not in out and error.count("written: ") == 2
-        assert ("not paired" in error) == (form == "csv") != ("not paired" in out)
+        assert (
+            ("says nothing of other seeds" in error)
+            == (form == "csv")
+            != ("says nothing of other seeds" in out)
+        )
 
 
 def test_a_report_that_cannot_be_made_says_why_in_one_line(capsys, tmp_path, monkeypatch):
@@ -323,6 +327,10 @@ def test_a_label_is_what_differs_between_command_lines_without_the_seed_or_else_
             (
                 [("", {}), ("views=4", {"views": 4}), ("views=5", {"views": 5})],
                 ["views=3", "views=4", "views=5"],
+            ),
+            (  # of single starts, all that differs
+                [("views=4 optim.lr=1", {"views": 4}), ("views=2", {"views": 2})],
+                ["views=4, optim.lr=1", "views=2"],
             ),
             (
                 [("", {}), ("", {"head__whitening__eps": 0.2})],

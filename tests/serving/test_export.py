@@ -280,7 +280,7 @@ def test_the_command_fits_a_whitening_or_takes_one(embedder, tmp_path, capsys):
     for more in (["--whiten", fit], ["--whiten-on", str(corpus)]):
         assert cli.main([*command, *more, "--dim", "4", "--unit"]) == 0
         assert_alike(by_sentence_transformers(tmp_path / "out", ASKED), wanted)
-        assert "for sentence-transformers, components differ by at most" in capsys.readouterr().out
+        assert "for sentence-transformers, no component differs by more than" in capsys.readouterr().out
     said = "whitening, 4 components, fitted to 64 texts of corpus.txt"
     assert said in (tmp_path / "out/README.md").read_text()
     for wrong, message in (

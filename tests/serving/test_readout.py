@@ -57,6 +57,7 @@ def test_the_embedder_with_the_chosen_readout_has_the_cosines_that_chose_it(plai
     pairs = scored_by(plain)
     found = readout(plain, TEXTS, pairs)
     assert found.choice.shown and found.best.pooling == "mean"
+    assert str(found).startswith(f"chosen: {found.best}; ")
     found.embedder.save(tmp_path / "model")
     for embedder in (found.embedder, Embedder.load(tmp_path / "model")):
         own = cosine(embedder.encode(LEFT), embedder.encode(RIGHT))

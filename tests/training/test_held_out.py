@@ -80,14 +80,19 @@ def test_the_own_limit_of_an_encoder_is_kept_and_what_is_left_out_of_it_is_said(
     for name in ("ours", "theirs"):
         run = whitenedcse.train("own", "my.txt", output=name, **settings | {"pooling": "cls"})
         out = capsys.readouterr().out
-        assert "note: own pools by mean over layers [-1], this run by cls over layers [-1]; keep it by" in out
+        assert (
+            "note: own pools by mean over layers [-1], this run by cls over layers [-1]; pooling=own" in out
+        )
         assert "note: own embeds after the prompt 'query: ', this run after none; see prompt=\n" in out
-        assert "note: what own has after its pooling (a linear layer, unit length) is left out; " in out
+        assert "note: the linear layer that own has after its pooling is left out\n" in out
+        assert "note: own has vectors of unit length, this run not; " in out
         assert Embedder.load(run).max_length == 40 and Embedder.load(run).final is None
         for file in ("whitenedcse.json", "digests.json"):  # then as Sentence-Transformers left it
             (home / "own" / file).unlink(missing_ok=True)
     whitenedcse.train("bert", "my.txt", output="c", **settings)
     assert "note: " not in capsys.readouterr().out
+    run = whitenedcse.train("own", "my.txt", output="kept", **settings | {"pooling": None})
+    assert Embedder.load(run).pooling.kind == "mean" and "pools by" not in capsys.readouterr().out
 
 
 def test_a_bar_is_drawn_where_it_can_be(monkeypatch):

@@ -65,7 +65,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "--prompt": argument("TEXT", "put before each text that is encoded (default: SOURCE's own prompt)"),
     "--query-prompt": argument("TEXT", "put before each query (default: SOURCE's for queries, or --prompt)"),
     "--sample": argument("N", "rows to draw at random (default: all, but where said above)", type=positive),
-    "--columns": argument("NAME", "columns of a table, each with texts of its own", nargs="+", default=()),
+    "--columns": argument(
+        "NAME", "the column of a table that has texts; a whitening takes several", nargs="+", default=()
+    ),
     "--ids": argument("NAME", "the column of a table that holds ids, each once (default: each row's number)"),
     "--bf16": {"action": "store_true", "help": "let the encoder compute in bfloat16: faster"},
     "--whiten": argument("FIT", "a file written by `whitenedcse whiten fit`"),
@@ -108,7 +110,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     if words[:1] in (["train"], ["evaluate"]):
         return script(*words)
-    arguments = parser().parse_args([word for word in words if word != "--debug"])
+    arguments, unknown = parser().parse_known_args([word for word in words if word != "--debug"])
+    if unknown:
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         with console.ending_when_asked():
             return int(arguments.run(arguments))
@@ -152,7 +156,7 @@ def parser() -> ArgumentParser:
             for one_of in several:
                 declared = TO[name] if one_of == "--to" and name in TO else ARGUMENTS[one_of]
                 place.add_argument(one_of, **declared)
-        one.set_defaults(run=run)
+        one.set_defaults(run=run, parser=one)
     return top
 
 

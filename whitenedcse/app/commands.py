@@ -182,8 +182,7 @@ def export(arguments: Namespace) -> int:
         facts = export.export(embedder, out, arguments.to, verify=verify, source=source)
     compared = "not verified"
     if verify:
-        most = f"{facts['difference']:.1e}, of vectors longer than 1 by this share of their length"
-        compared = f"components differ by at most {most}"
+        compared = f"no component differs by more than {facts['difference']:.1e} of its vector's length"
     say(f"{arguments.out}: for {arguments.to}, {compared}")
     return 0
 

@@ -271,6 +271,8 @@ def no_option(group: str, option: str) -> str:
     """What to write in place of an option that a group does not have."""
     if group in ("hydra/launcher", "hydra/sweeper"):
         return "pip install 'whitenedcse[sweep]' brings joblib and optuna"
+    if group == "tasks":
+        return f"tasks.names=[{option}] names single tasks"
     if near := get_close_matches(option.lower(), stems(group), n=1):
         return f"the nearest is {group}={near[0]}"
     return f"your own is {OWN.get(group, f'{group}._target_=CLASS')}"
@@ -284,7 +286,7 @@ CURES: list[tuple[str, str | Callable[..., str]]] = [
         lambda key, argv: nearest(key, known_keys(argv)),
     ),
     (
-        r"Could not find '((?:hydra/)?[^/']+)/([^']+)'",
+        r"Could not (?:find|load) '((?:hydra/)?[^/']+)/([^']+)'",
         lambda group, option, argv: no_option(group, option),
     ),
     (

@@ -95,14 +95,12 @@ def scored(
 
 def readout_of(row: Any, plan: Any, embedder: Any) -> Any:
     """The row with the pooling, layers and map that its pairs choose; as it is if these gain nothing."""
-    from whitenedcse.serving.readout import readout, verdict
+    from whitenedcse.serving.readout import readout
 
     (corpus, *_) = plan.fits[row.fit].values()
     found = readout(embedder, [plan.sentences[i] for i in corpus], row.choose)
-    judged, best = found.choice, found.best
-    assert judged and best
-    say(f"{row.name}: {verdict(found, judged)}")
-    if not judged.shown:
+    say(f"{row.name}: {found}")
+    if (best := found.best) is None:
         return replace(row, fit="")
     fit = row.fit if best.map.settings else ""
     return replace(row, pooling=best.pooling, layers=best.layers, map=best.map.settings, fit=fit)

@@ -46,7 +46,7 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     tests: Place | Sequence[Place] = (),
     output: Place | None = None,
     views: int = 3,
-    pooling: str = "cls",
+    pooling: str | None = None,
     head: str | nn.Module | Callable[..., nn.Module] = "shuffled_group",
     loss: str | Loss | type = "contrastive",
     terms: Mapping[str, Term | type] | None = None,
@@ -75,7 +75,8 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     tests: tasks on which the best checkpoint is evaluated at the end, such as ["STS-B"] or a file.
     output: the directory of the run, by default outputs/ENCODER-TIME.
     views: the number of views of each sentence, including the anchor.
-    pooling: cls, mean, max, last (for decoders), first_last or pooler.
+    pooling: cls, mean, max, last (for decoders), first_last or pooler. None for the encoder's own, as of
+        Sentence-Transformers; for one without, the first token, or a decoder's last.
     head: shuffled_group, group, zca, pca, dense or identity; or a head of your own, such as a subclass of
         `ProjectionHead`: a module, or a class or function that makes one when it is given width=.
     loss: contrastive, matryoshka or none; or a loss of your own, a function of the views z: (v, n, d) and
@@ -101,7 +102,7 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
         "encoder": "pretrained",
         "encoder.path": os.fspath(encoder),
         "data": "file",
-        "pooling": pooling,
+        "pooling": pooling or "own",
         **{name: part for name, part in options.items() if isinstance(part, str)},
         "data.corpus": os.fspath(corpus),
         "monitor.dev": None if dev is None else os.fspath(dev),

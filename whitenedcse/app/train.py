@@ -123,8 +123,9 @@ def built(cfg: DictConfig, own: Mapping[str, Any] = MappingProxyType({})) -> tup
     from whitenedcse.training.module import ContrastiveTraining
 
     encoder = instantiate(cfg.encoder)
-    made: Any = {"encoder": encoder, "pooling": instantiate(cfg.pooling)}
-    made["max_length"] = parts_of_source(encoder).get("max_length")
+    has = parts_of_source(encoder)
+    pooling = instantiate(cfg.pooling) if cfg.get("pooling") else has.get("pooling")
+    made: Any = {"encoder": encoder, "pooling": pooling, "max_length": has.get("max_length")}
     head = own["head"] if "head" in own else as_partial(cfg.head)
     made["head"] = head if isinstance(head, Module) else head(width=encoder.width)
     data: Any = instantiate(cfg.data)

@@ -216,7 +216,8 @@ class SentenceData(LightningDataModule):
     @property
     def holds_out(self) -> int:
         """The number of rows not trained on: where `hold_out` is set a tenth, 2 to HELD_OUT."""
-        return min(HELD_OUT, max(2, len(self.tokens) // 10)) if self.hold_out else 0
+        n = len(self.tokens)
+        return min(HELD_OUT, max(2, n // 10), n) if self.hold_out else 0
 
     def leave_rows(self) -> None:
         """Hold rows out from now on, if none are yet. Raises ValueError as `check_budget`."""

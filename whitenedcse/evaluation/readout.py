@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from math import comb
+from math import comb, nan
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -169,7 +169,9 @@ class Spectrum(NamedTuple):
         top: the first axis's share of the variance. rank: the effective one. cosine: about that of two texts.
         """
         total, of_mean = float(self.variances.sum()), float(self.mean @ self.mean)
-        shares = self.variances / (total or 1)  # the first token of the embedding layer does not vary
+        if total <= 1e-9 * of_mean:  # the first token of the embedding layer varies by rounding alone
+            return {"top": nan, "rank": nan, "cosine": 1.0}
+        shares = self.variances / total
         rank = float(effective_rank(torch.from_numpy(shares)))
         return {"top": float(shares[0]), "rank": rank, "cosine": of_mean / (of_mean + total)}
 

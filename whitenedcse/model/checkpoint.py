@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from whitenedcse.console import override
 from whitenedcse.data.files import hidden
 from whitenedcse.data.tokens import identity, ids_of
 from whitenedcse.files import drafted, parsing, read_json, restore, seal, tensors
@@ -154,20 +153,17 @@ def notes_on_source(embedder: Embedder, path: str | None) -> list[str]:
     notes = []
     pooling = has.get("pooling") or embedder.pooling
     if str(pooling) != str(embedder.pooling):
-        keep = f"pooling={pooling.kind}"
-        if pooling.layers != (-1,):
-            keep += f" {override('pooling.layers', pooling.layers)}"
-        notes.append(f"note: {path} pools by {pooling}, this run by {embedder.pooling}; keep it by {keep}")
+        keep = "pooling=own keeps that"
+        notes.append(f"note: {path} pools by {pooling}, this run by {embedder.pooling}; {keep}")
     prompt = has.get("prompt", embedder.prompt)
     if prompt != embedder.prompt:
         now = repr(embedder.prompt) if embedder.prompt else "none"
         notes.append(f"note: {path} embeds after the prompt {prompt!r}, this run after {now}; see prompt=")
     final = has.get("final")
-    if has.get("embedding", "encoder") != "encoder" or (final and (final.unit or final.weight is not None)):
-        notes.append(
-            f"note: what {path} has after its pooling (a linear layer, unit length) is left out; unit"
-            " length is added again by whitenedcse export --unit"
-        )
+    if has.get("embedding", "encoder") != "encoder" or (final and final.weight is not None):
+        notes.append(f"note: the linear layer that {path} has after its pooling is left out")
+    if final and final.unit:
+        notes.append(f"note: {path} has vectors of unit length, this run not; export --unit has them again")
     return notes
 
 

@@ -127,7 +127,7 @@ class Embedder(nn.Module):
 
     def encode(
         self,
-        sentences: Iterable[str],
+        sentences: Iterable[str] | str,
         *,
         prompt: str | None = None,
         progress: Progress = False,
@@ -136,11 +136,14 @@ class Embedder(nn.Module):
     ) -> NDArray[np.float32]:
         """The embeddings (n, k) of n sentences in their order, computed in eval mode and without gradient.
 
+        One sentence that is given alone has one embedding (k,).
         progress: True shows a bar. prompt: put before each sentence; None for `self.prompt`. share: (r, m)
         encodes every m-th batch from the r-th on and leaves the other rows zero, so that the results of m
         processes add up to that of one, bit for bit. bf16: the backbone computes in bfloat16. Raises
         ValueError for a sentence that is not a string, and for a prompt that leaves no token for a sentence.
         """
+        if isinstance(sentences, str):
+            return self.encode([sentences], prompt=prompt, bf16=bf16)[0]
         sentences = texts(sentences)
         before = self.prompt if prompt is None else prompt
         rows = ragged_ids(sentences, self.encoder.tokenizer, self.max_length, before)

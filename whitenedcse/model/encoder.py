@@ -300,6 +300,8 @@ def of_run(path: str, place: Path) -> Path:
         return place
     if (place / "config.yaml").is_file():
         raise FileNotFoundError(f"{path} is a run without a checkpoint; its command, repeated, resumes it")
+    if (place / "0" / "best").is_dir():
+        raise FileNotFoundError(f"{path} is a sweep: name one of its runs, such as {path}/0")
     return place
 
 

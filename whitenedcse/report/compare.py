@@ -160,13 +160,19 @@ def verdict(first: str, what: str, found: Sequence[Difference]) -> list[str]:
     shown = [d for d in found if d.p is not None and d.p < ALPHA]
     shown.sort(key=lambda d: -abs(d.test.difference))
     said = {
-        "better than": [f"{d.label} {d.text}" for d in shown if d.test.difference > 0],
-        "worse than": [f"{d.label} {d.text}" for d in shown if d.test.difference < 0],
+        "better than": [f"{d.label} {d.text}{alone(d)}" for d in shown if d.test.difference > 0],
+        "worse than": [f"{d.label} {d.text}{alone(d)}" for d in shown if d.test.difference < 0],
         "not shown to differ from": [
             f"{d.label} {d.text}, {lacking_seeds(d, len(found))}" for d in found if d not in shown
         ],
     }
     return [f"{how} {first} by {what}: {'; '.join(some)}" for how, some in said.items() if some]
+
+
+def alone(d: Difference) -> str:
+    """That a difference of two runs that were trained here may be another with other seeds; or ""."""
+    seeds = [seed for by_seed in d.scores for seed in by_seed]
+    return ", these two runs alone" if len(seeds) == 2 and all(isinstance(s, int) for s in seeds) else ""
 
 
 def lacking_seeds(d: Difference, tests: int) -> str:
@@ -202,9 +208,10 @@ def unpaired(found: Sequence[Difference]) -> Iterator[str]:
     """Which differences are not paired by seed, or leave seeds out that have no partner."""
     for d in found:
         n, most = len(d.apart), max(map(len, d.scores))
-        if n < 2:
-            single = "one run each says nothing of other seeds"
-            yield f"{d.label}: not paired, as {single if most == 1 else 'fewer than two seeds are in both'}"
+        if most == 1:
+            yield f"{d.label}: one run each, which says nothing of other seeds"
+        elif n < 2:
+            yield f"{d.label}: not paired by seed, as fewer than two seeds are in both"
         elif n < most:
             yield f"{d.label}: paired by the {n} seeds that are in both"
 

@@ -86,7 +86,7 @@ def vector(embedder: Embedder, facts: Mapping[str, Any]) -> list[str]:
     )
     if "difference" not in facts:
         return [*steps, unit, "not compared with the source"]
-    most = f"{facts['difference']:.1e}, in vectors longer than 1 by this share of their length"
+    most = f"{facts['difference']:.1e} of the vector's length, or of 1 if it is shorter"
     return [*steps, unit, f"in 64 texts no component differs from the source by more than {most}"]
 
 
@@ -123,7 +123,9 @@ def training(run: Run | None) -> str:
     said |= {"encoder": shown(encoder_of(run) or "random weights"), "commit": run.facts.get("commit")}
     with suppress(KeyError, TypeError):
         data = run.settings["data"]
-        said |= {"corpus": shown(data["corpus"]), "sentences": data["sample"] or "all"}
+        rows = f"{data['sample']:,}" if data["sample"] else "all"
+        held = "" if run.settings["monitor"]["dev"] else ", some of them held out"
+        said |= {"corpus": shown(data["corpus"]), "sentences": rows + held}
     if run.scores is None:
         said["not finished"] = "this is its best checkpoint so far"
     return "\n".join(["## Training", "", *(f"- {name}: {value}" for name, value in said.items())])

@@ -42,6 +42,7 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final, Pooling
 from whitenedcse.model.layers import Layers, averaged, pooled_layers, states_of
 
+UNKNOWN = "which readout is best cannot be told without labels: score 200 pairs of your texts, --pairs"
 BLOCK = 1_000  # sentences of the corpus at a time: (r, 1000, d) float32 of each pooling
 SHOWN = 8  # sets of layers in the table; half of them in the picture
 
@@ -59,8 +60,12 @@ class Found(NamedTuple):
 
     @property
     def best(self) -> Readout | None:
-        """The readout that the pairs choose; None without pairs."""
-        return self.tried[self.choice.best] if self.choice else None
+        """The readout of `embedder` that the pairs choose; None without pairs, or if it is left as it is."""
+        return self.tried[self.choice.best] if self.choice and self.choice.shown else None
+
+    def __str__(self) -> str:
+        """What to do, in a sentence."""
+        return UNKNOWN if self.choice is None else verdict(self, self.choice)
 
 
 def every_layer(embedder: Embedder, sentences: Sequence[str], kinds: Sequence[str]) -> Layers:
@@ -192,11 +197,11 @@ def grids(found: Found) -> list[Grid]:
     """The tables of a result: the spectra, and with pairs the readouts near the best."""
     rows = [[kind, str(layer), f"{100 * f['top']:.1f}", f"{f['rank']:.0f}", f"{f['cosine']:.2f}"]
             for (kind, layer), f in found.facts.items()]  # fmt: skip
+    rows = [["-" if cell == "nan" else cell for cell in row] for row in rows]
     columns = ("pooling", "layer", "first axis, %", "effective rank", "mean cosine")
     spectra = Grid("the spectrum of each layer over the corpus", columns, rows, right=range(1, 5))
     if found.choice is None:
-        note = "which readout is best cannot be told without labels: score 200 pairs of your texts, --pairs"
-        return [spectra._replace(notes=[note])]
+        return [spectra._replace(notes=[UNKNOWN])]
     return [spectra, near(found, found.choice)]
 
 
