@@ -111,8 +111,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] in (["train"], ["evaluate"]):
         return script(*words)
     arguments, unknown = parser().parse_known_args([word for word in words if word != "--debug"])
+    used = vars(arguments).pop("parser")
     if unknown:
-        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        used.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         with console.ending_when_asked():
             return int(arguments.run(arguments))
