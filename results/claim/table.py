@@ -278,7 +278,8 @@ def sentences() -> str:
     return text(f"""
 - **On mlm_minilm** {found}, each at the best of three learning
   rates for it on STS-B dev: {apart:+.2f} points (the paper: {gain:+.2f}). At best readouts it is
-  {apart_best:+.2f} ({shown}): SimCSE is {simcse:.2f} and WhitenedCSE {whitened:.2f} above the untouched encoder.
+  {apart_best:+.2f} ({shown}): SimCSE is {simcse:.2f} and WhitenedCSE {whitened:.2f} above the untouched
+  encoder.
 - **On another encoder**, made alike but not public, it gains {other:.2f} (20 seeds; 3e-4 is best for both).
   At best readouts {part:.0f} % of that ({low:.0f} to {high:.0f} %) is gone: SimCSE's mean changes
   by {one:+.2f}, WhitenedCSE's by {two:+.2f} ([all runs](results/claim/README.md)).
