@@ -95,7 +95,7 @@ def test_what_is_missing_is_said(tmp_path):
 
 
 def test_a_command_line_may_ask_for_a_pooling_for_layers_or_for_nothing():
-    assert requested(None, None) is None
+    assert requested(None, None) is None is requested({}, None)  # pooling=own
     assert str(requested(None, [1, -1])) == "cls over layers [1, -1]"
     mean = Pooling(kind="mean", layers=[-1])
     assert str(requested(mean, None)) == "mean over layers [-1]"

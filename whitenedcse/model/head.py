@@ -76,10 +76,10 @@ class Pooling:
 def requested(said: Any, layers: Sequence[int] | None) -> Pooling | None:
     """The pooling that a command line sets by `said` (kind, layers) and by other layers; None if neither.
 
-    >>> requested(None, [1, -1]).layers, requested(None, None)
-    ((1, -1), None)
+    >>> requested(None, [1, -1]).layers, requested(None, None), requested({}, None)  # pooling=own
+    ((1, -1), None, None)
     """
-    if said is None and layers is None:
+    if not said and layers is None:
         return None
     return Pooling(kind=said.kind if said else "cls", layers=said.layers if layers is None else layers)
 
