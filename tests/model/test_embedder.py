@@ -257,8 +257,8 @@ def test_pooling_belongs_to_the_checkpoint_and_is_free_for_a_plain_encoder(bert,
     words = ["encode", str(best), str(tmp_path / "x.txt"), str(tmp_path / "out")]
     assert cli.main([*words, "--pooling", "first_last"]) == 0
     assert_allclose(np.concatenate([*arrays(tmp_path / "out")]), wanted, atol=1e-6)
-    for file in (ROOT / "conf/pooling").glob("*.yaml"):  # the same names, of the same poolings
-        option, named = OmegaConf.load(file), Pooling.named(file.stem)
+    for file in {*(ROOT / "conf/pooling").glob("*.yaml")} - {ROOT / "conf/pooling/own.yaml"}:
+        option, named = OmegaConf.load(file), Pooling.named(file.stem)  # the same names, of the same poolings
         assert (named.kind, [*named.layers]) == (option.kind, option.layers), file
 
 
