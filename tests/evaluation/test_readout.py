@@ -150,3 +150,14 @@ def test_cosines_that_are_all_equal_choose_nothing():
 
 def test_the_name_of_a_map_says_its_settings():
     assert str(Map("whitening", k=8, power=0.25)) == "whitening, k = 8, power 0.25"
+
+
+def test_vectors_that_vary_by_rounding_alone_have_no_spectrum():
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=8) + 1e-7 * draw.normal(size=(50, 8))
+    facts = Spectrum.of(x.mean(axis=0), np.cov(x.T, bias=True)).facts()
+    assert np.isnan([facts["top"], facts["rank"]]).all() and facts["cosine"] == 1
+    zero = Spectrum.of(np.zeros(8), np.zeros((8, 8))).facts()
+    assert np.isnan(zero["rank"])
+    apart = Spectrum.of(x.mean(axis=0), np.cov(x.T, bias=True) * 1e12).facts()
+    assert 1 < apart["rank"] <= 8 and apart["cosine"] < 1
