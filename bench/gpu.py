@@ -52,9 +52,10 @@ from whitenedcse.model import checkpoint
 from whitenedcse.model.attention import Settings, attention, bounds, planned, scale, unpadded_attention
 from whitenedcse.model.scratch import wordpiece
 from whitenedcse.ragged import ragged, taken
+from whitenedcse.training.checkpoints import Checkpoints, Safekeeping
 from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.monitor import BASELINES, DevSet
-from whitenedcse.training.trainer import SYNCED, Checkpoints, Safekeeping
+from whitenedcse.training.trainer import SYNCED
 
 ROOT = Path(__file__).parents[1]
 SPARE = 7  # processes of `f_resume` and `h_two`

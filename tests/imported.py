@@ -17,6 +17,7 @@ import whitenedcse.app.train
 import whitenedcse.evaluation.classifiers
 import whitenedcse.evaluation.suite
 import whitenedcse.report.figures
+import whitenedcse.training.checkpoints
 import whitenedcse.training.dashboard
 import whitenedcse.training.loggers
 import whitenedcse.training.module

@@ -21,11 +21,12 @@ from whitenedcse import files
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.lora import LoRA
-from whitenedcse.training import trainer as trainer_module
+from whitenedcse.training import checkpoints
+from whitenedcse.training.checkpoints import Safekeeping, newest, step_of
 from whitenedcse.training.loggers import Metrics, Record
 from whitenedcse.training.module import ContrastiveTraining, adamw
 from whitenedcse.training.monitor import Monitor
-from whitenedcse.training.trainer import Safekeeping, Trainer, newest, step_of
+from whitenedcse.training.trainer import Trainer
 
 BATCHES, SIZE = 7, 4
 MACHINES = "train/sentences_per_second", "train/load"
@@ -107,10 +108,10 @@ def train(tokenizer, tmp_path_factory):
         best = {name.removeprefix(str(run)): content for name, content in best.items()}
         return module.state_dict(), state, best, lines(run), monitor.summary()
 
-    handlers = {number: signal.getsignal(number) for number in trainer_module.ASKING}
+    handlers = {number: signal.getsignal(number) for number in checkpoints.ASKING}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WHITENEDCSE_CACHE", str(home / "cache"))
-        patch.setattr(trainer_module, "SHARE", 0)  # a checkpoint before every step
+        patch.setattr(checkpoints, "SHARE", 0)  # a checkpoint before every step
         yield life
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -226,7 +227,7 @@ def test_weights_that_are_no_numbers_are_not_kept(train, tmp_path):
 
 
 # the last hook comes between the two batches of the third step
-SIGNALS = [(number, "on_train_batch_end", 2) for number in trainer_module.ASKING]
+SIGNALS = [(number, "on_train_batch_end", 2) for number in checkpoints.ASKING]
 SIGNALS += [(signal.SIGTERM, "on_train_batch_start", 3)]
 
 

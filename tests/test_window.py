@@ -16,7 +16,7 @@ TRAIN += " data.batch_size=4 trainer.accelerator=cpu trainer.max_steps=4 trainer
 TRAIN += " monitor.dev=p.tsv monitor.every=100 tasks.names=[p.tsv] run=trained"  # the one best/ is of the end
 EVALUATE = "model=outputs/trained tasks.names=[p.tsv] figures=[projection] run=evaluated"
 PROGRAMS = {  # arguments, and the call from which on the program may be killed
-    "train.py": (TRAIN.split(), "whitenedcse.training.trainer:Safekeeping.on_train_end"),
+    "train.py": (TRAIN.split(), "whitenedcse.training.checkpoints:Safekeeping.on_train_end"),
     "evaluate.py": (EVALUATE.split(), "whitenedcse.run:Run.start"),
 }
 KILLS = {"train.py": 15, "evaluate.py": 8}  # states that are tried, at most

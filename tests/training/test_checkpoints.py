@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from whitenedcse.training.trainer import Checkpoints, newest, step_of
+from whitenedcse.training.checkpoints import Checkpoints, newest, step_of
 
 FILES = Checkpoints()
 

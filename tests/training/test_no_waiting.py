@@ -17,9 +17,10 @@ from whitenedcse.model.attention import bounds
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import concatenate, ragged
+from whitenedcse.training.checkpoints import Safekeeping
 from whitenedcse.training.loggers import PlainProgress, Record
 from whitenedcse.training.module import ContrastiveTraining
-from whitenedcse.training.trainer import Safekeeping, Trainer
+from whitenedcse.training.trainer import Trainer
 
 FIRST, LAST, STEPS = 1, 4, 120  # steps that are watched, and all of them
 

@@ -14,8 +14,9 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from rich.console import Console
 
 from whitenedcse import console
-from whitenedcse.training import trainer
-from whitenedcse.training.trainer import Safekeeping
+from whitenedcse.training import checkpoints
+from whitenedcse.training.checkpoints import Safekeeping
+from whitenedcse.training.trainer import Trainer
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def keep(tmp_path):
     return made
 
 
-@pytest.mark.parametrize("number", trainer.ASKING, ids=lambda number: number.name)
+@pytest.mark.parametrize("number", checkpoints.ASKING, ids=lambda number: number.name)
 def test_it_ends_with_128_and_the_signal_even_where_nothing_requeues(keep, monkeypatch, tmp_path, number):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("PATH", str(tmp_path))  # no scontrol
@@ -43,10 +44,10 @@ def test_ranks_with_other_settings_are_refused(keep, monkeypatch):
         ("seed: 1\nviews: 3\nmore: 4", "rank 1 has 'more: 4' where rank 0 has ''; every rank needs"),
         ("seed: 1", "rank 1 has '' where rank 0 has 'views: 3'"),
     ):
-        monkeypatch.setattr(trainer, "everyones", lambda value, other=other: [value, other])
+        monkeypatch.setattr(checkpoints, "everyones", lambda value, other=other: [value, other])
         with pytest.raises(ValueError, match=words):
             keep.setup(None, None, "fit")
-    monkeypatch.setattr(trainer, "everyones", lambda value: [value, value])
+    monkeypatch.setattr(checkpoints, "everyones", lambda value: [value, value])
     keep.setup(None, None, "fit")
 
 
@@ -66,37 +67,37 @@ def test_after_the_last_step_signals_end_the_process_as_before(keep, asked):
 
     class Steps(BoringModel):
         def on_train_batch_start(self, batch, index):
-            handled.append([signal.getsignal(number) for number in trainer.ASKING])
+            handled.append([signal.getsignal(number) for number in checkpoints.ASKING])
 
         def on_train_end(self):
             keep.asked = asked
 
-    before, handled = [signal.getsignal(number) for number in trainer.ASKING], []
+    before, handled = [signal.getsignal(number) for number in checkpoints.ASKING], []
     keep.say, keep.monitor = (lambda text: None), SimpleNamespace(every=100)
     callbacks = [keep, LambdaCallback(on_train_end=keep.finish)]
-    made = trainer.Trainer(chunk=None, max_steps=2, callbacks=callbacks, logger=False, accelerator="cpu")
+    made = Trainer(chunk=None, max_steps=2, callbacks=callbacks, logger=False, accelerator="cpu")
     with pytest.raises(SystemExit, match=str(128 + asked)) if asked else nullcontext():
         made.fit(Steps())
     assert handled == [[keep.hear] * 3] * 2 and keep.saved == 2
-    assert [signal.getsignal(number) for number in trainer.ASKING] == before
+    assert [signal.getsignal(number) for number in checkpoints.ASKING] == before
 
 
-@pytest.mark.parametrize("number", trainer.ASKING, ids=lambda number: number.name)
+@pytest.mark.parametrize("number", checkpoints.ASKING, ids=lambda number: number.name)
 def test_a_signal_while_the_last_checkpoint_is_written_leaves_it_whole(keep, monkeypatch, number):
     """By then Lightning would have given the signals back, and the process would end without one."""
-    write = trainer.Checkpoints.save_checkpoint
+    write = checkpoints.Checkpoints.save_checkpoint
 
     def asked_to_stop(self, *content, **options):
         signal.raise_signal(number)
         write(self, *content, **options)
 
-    monkeypatch.setattr(trainer.Checkpoints, "save_checkpoint", asked_to_stop)
+    monkeypatch.setattr(checkpoints.Checkpoints, "save_checkpoint", asked_to_stop)
     keep.say, keep.monitor = (said := []).append, SimpleNamespace(every=100)
     callbacks = [keep, LambdaCallback(on_train_end=keep.finish)]
-    made = trainer.Trainer(chunk=None, max_steps=2, callbacks=callbacks, logger=False, accelerator="cpu")
+    made = Trainer(chunk=None, max_steps=2, callbacks=callbacks, logger=False, accelerator="cpu")
     with pytest.raises(SystemExit, match=str(128 + number)):
         made.fit(BoringModel())
-    assert [trainer.step_of(path) for path in trainer.written(keep.directory)] == [2]
+    assert [checkpoints.step_of(path) for path in checkpoints.written(keep.directory)] == [2]
     assert any(text.endswith("run stopped after step 2; the same command resumes it") for text in said)
 
 
@@ -118,14 +119,14 @@ def test_a_line_that_a_signal_interrupts_is_not_repeated(keep, monkeypatch):
 
 
 def test_a_run_that_fails_gives_the_signals_back(tmp_path):
-    before = [signal.getsignal(number) for number in trainer.ASKING]
+    before = [signal.getsignal(number) for number in checkpoints.ASKING]
     keep = Safekeeping(tmp_path, 10, None, "", print)
     module = SimpleNamespace(device=torch.device("cpu"))
     keep.setup(None, module, "fit")
     keep.on_train_start(SimpleNamespace(world_size=1), module)
-    assert all(signal.getsignal(number) == keep.hear for number in trainer.ASKING)
+    assert all(signal.getsignal(number) == keep.hear for number in checkpoints.ASKING)
     keep.on_exception(None, module, ValueError())
-    assert [signal.getsignal(number) for number in trainer.ASKING] == before
+    assert [signal.getsignal(number) for number in checkpoints.ASKING] == before
 
 
 def test_ranks_on_gpus_ask_each_other_for_signals_every_tenth_step(tmp_path, monkeypatch):
@@ -136,7 +137,7 @@ def test_ranks_on_gpus_ask_each_other_for_signals_every_tenth_step(tmp_path, mon
         asked.append(trainer.global_step)
         return [[0, 0]] * 2
 
-    monkeypatch.setattr("whitenedcse.training.trainer.agreed", told)
+    monkeypatch.setattr("whitenedcse.training.checkpoints.agreed", told)
     every = [*range(25)]
     for device, world, steps in (("cuda", 2, [0, 10, 20]), ("cpu", 2, every), ("cuda", 1, every)):
         keep, there = Safekeeping(tmp_path, 10, None, "", print), SimpleNamespace(device=torch.device(device))

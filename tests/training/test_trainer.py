@@ -4,7 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from whitenedcse.training.trainer import SYNCED, Checkpoints, Trainer
+from whitenedcse.training.checkpoints import Checkpoints
+from whitenedcse.training.trainer import SYNCED, Trainer
 
 ALONE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "GROUP_RANK")
 

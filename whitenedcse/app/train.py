@@ -91,8 +91,8 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any, parts: Mappin
     from lightning import seed_everything
     from lightning.pytorch.callbacks import LambdaCallback
 
+    from whitenedcse.training.checkpoints import Safekeeping
     from whitenedcse.training.loggers import Metrics, Record, progress_bar
-    from whitenedcse.training.trainer import Safekeeping
 
     share_cores()
     tests, dev = inputs(cfg)
@@ -248,7 +248,7 @@ def begun(
     run: Run, settings: str, facts: Mapping[str, Any], exact: Mapping[str, Any], *, force: bool
 ) -> Path | None:
     """The checkpoint from which an unfinished run resumes, or None: the run starts at step 0."""
-    from whitenedcse.training.trainer import newest, step_of
+    from whitenedcse.training.checkpoints import newest, step_of
 
     others = run.check_same(settings, exact, force=force)
     checkpoint = newest(run.checkpoints, say)

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from whitenedcse.evaluation.geometry import diversity
 from whitenedcse.files import naming, settle, table, writing
-from whitenedcse.training.trainer import step_of
+from whitenedcse.training.checkpoints import step_of
 
 
 class Metrics(Logger):

@@ -1,244 +1,28 @@
-"""Lightning's trainer with checkpoints that survive a kill: written whole, verified when read, resumed from.
-
-A file is named step-S-H.ckpt: S optimiser steps were done, and H is the start of the SHA-256 of its bytes.
-A run ends cleanly when asked to, and stops at a loss that is not finite.
-"""
+"""Lightning's trainer with the settings of this project: one process a device, and checkpoints of its own."""
 
 from __future__ import annotations
 
 import logging
-import os
 import re
-import signal
-import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from datetime import timedelta
 from inspect import signature
-from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
-from lightning import Callback, LightningModule
-from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy
-from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from whitenedcse import files
-from whitenedcse.distributed import ASKING, has_agent, placed
-from whitenedcse.files import settle, sha256, writing
-from whitenedcse.training.parallel import agreed, everyones, meet
+from whitenedcse.distributed import has_agent, placed
+from whitenedcse.training.checkpoints import Checkpoints
 
-NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.ckpt")
 FINDING = "ddp_find_unused_parameters_true"  # for a loss of one's own that leaves weights without gradient
 WHOLE = ("auto", "ddp", "ddp_find_unused_parameters_false", FINDING)
-KEEP = 2  # the newest ones: the last, and one to fall back on
-
-
-class Checkpoints(CheckpointIO):
-    """How checkpoints are written and read: into a folder, as tensors and plain values only."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write a checkpoint completely, then name it and delete all but it and the previous one."""
-        folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / "draft"
-        with writing(draft) as stream:
-            torch.save(checkpoint, stream)
-        draft.rename(folder / f"step-{checkpoint['global_step']:08}-{sha256(draft)[:16]}.ckpt")
-        settle(folder)
-        every = written(folder)
-        past = [path for path in every if step_of(path) <= checkpoint["global_step"]]
-        for path in set(every) - set(past[:KEEP]):  # a later one was damaged
-            path.unlink()
-
-    def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: Any = True) -> Any:
-        """The content of one checkpoint file."""
-        return files.checkpoint(Path(path), "delete it, and the run resumes from the one before")
-
-    def remove_checkpoint(self, path: Any) -> None:
-        """Delete one checkpoint file."""
-        Path(path).unlink(missing_ok=True)
-
-
-def written(folder: Path) -> list[Path]:
-    """The checkpoints in a folder by their names, the newest first."""
-    paths = (path for path in folder.glob("step-*.ckpt") if NAME.fullmatch(path.name))
-    return sorted(paths, key=step_of, reverse=True)
-
-
-def newest(folder: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is undamaged; None if there never was one. `say` is told of any other."""
-    for draft in (*folder.glob("draft*"), *folder.glob(".draft*")):  # of a process that was killed
-        draft.unlink(missing_ok=True)
-    paths = written(folder)
-    for path in paths:
-        if path.stem.endswith(sha256(path)[:16]):
-            return path
-        say(f"{path} is damaged: its content no longer has the checksum in its name; it is skipped")
-    if paths:
-        raise ValueError(f"{folder}: every checkpoint is damaged; delete {folder.parent} to start again")
-    return None
-
-
-def step_of(path: Path | None) -> int:
-    """The number of optimiser steps done when a checkpoint was written; 0 for None."""
-    return int(path.name.split("-")[1]) if path else 0
-
-
-Say = Callable[[str], None]
-SAME = "the same command"
-SHARE = 50  # of the time between two checkpoints, what writing one may take: a 50th part
 # the argument of DDP for buffers at each step: PyTorch 2.13 has renamed it, and warns of the old name
 NEW = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
 SYNCED = "forward_sync_buffers" if NEW else "broadcast_buffers"
-VOTES = 10  # optimiser steps between two questions to the other ranks' hosts, for which GPUs would wait
-
-
-class Safekeeping(Callback):
-    """Writes a checkpoint into `directory` at intervals, and at once when a signal asks the process to stop.
-
-    seconds: between two checkpoints, or 50 times what one takes to write, whichever is longer. It is written
-        between two optimiser steps, so that no gradient is lost.
-    monitor: evaluates after each `every` optimiser steps, before which the loss must be known to be finite.
-    settings: the configuration and checkpoint to resume from, which all ranks share. again: what resumes it.
-    """
-
-    def __init__(
-        self, directory: Path, seconds: float, monitor: Any, settings: str, say: Say, again: str = SAME
-    ) -> None:
-        self.directory, self.seconds, self.monitor = directory, seconds, monitor
-        self.settings, self.say, self.again = settings, say, again
-        self.asked = 0
-        self.last, self.pause = time.monotonic(), seconds
-        self.saved = 0  # optimiser steps in the newest checkpoint
-        self.bad: Tensor | None = None
-        self.before: dict[int, Any] = {}  # what handled each signal
-
-    def setup(self, trainer: lightning.Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Raise ValueError on every rank if one has another configuration or checkpoint."""
-        self.before = {number: signal.getsignal(number) for number in ASKING}  # Lightning's come later
-        meet(getattr(trainer, "timeout", None))
-        everyone = everyones(self.settings)
-        for rank, other in enumerate(everyone):
-            for ours, theirs in zip_longest(everyone[0].splitlines(), other.splitlines(), fillvalue=""):
-                if ours != theirs:
-                    raise ValueError(
-                        f"rank {rank} has {theirs.strip()!r} where rank 0 has {ours.strip()!r}; every rank"
-                        " needs the same command and, on several machines, the same disk"
-                    )
-
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
-        """Handle signals in place of Lightning, which restores what handled them before it."""
-        self.bad = torch.full((), -1, device=pl_module.device)
-        self.votes = VOTES if trainer.world_size > 1 and pl_module.device.type != "cpu" else 1
-        if threading.current_thread() is threading.main_thread():  # no other hears any
-            for number in ASKING:
-                signal.signal(number, self.hear)
-
-    def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the signals back, which Lightning does after a run that ends well alone."""
-        for number, handler in self.before.items():
-            if signal.getsignal(number) == self.hear:
-                signal.signal(number, handler)
-
-    def hear(self, number: int, _: Any) -> None:
-        """Remember a signal until the step is done; a second Ctrl-C ends the process at once."""
-        if number == self.asked == signal.SIGINT:
-            os._exit(128 + number)
-        self.asked = number
-        again = "; Ctrl-C again stops at once, at the last checkpoint" if number == signal.SIGINT else ""
-        said = f"stopping after this step, once its checkpoint is written{again}"
-        threading.Thread(target=self.say, args=[said]).start()  # within a line, rich would repeat that
-
-    def on_train_batch_start(self, trainer: Any, pl_module: LightningModule, batch: Any, index: int) -> None:
-        """Between two optimiser steps, save if it is time, and end if any rank received a signal."""
-        if index % trainer.accumulate_grad_batches or trainer.global_step % self.votes:
-            return
-        votes = agreed(self.asked, time.monotonic() - self.last >= self.pause)
-        asked = max(vote[0] for vote in votes)
-        if trainer.global_step > self.saved and (asked or votes[0][1]):
-            self.save(trainer)
-        if asked:
-            self.stop(trainer, asked)
-
-    def on_train_batch_end(  # noqa: PLR0913  Lightning's signature
-        self, trainer: lightning.Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Note whether the loss is finite; the device is waited for only where a number is logged anyway."""
-        at = pl_module.current_epoch * int(trainer.num_training_batches) + batch_idx
-        assert self.bad is not None
-        finite = outputs["loss"].isfinite().logical_or(self.bad >= 0)
-        self.bad = torch.where(finite, self.bad, at)
-        due = (trainer.log_every_n_steps, self.monitor.every)  # type: ignore[attr-defined]
-        if any(steps and trainer.global_step % steps == 0 for steps in due):
-            self.check_losses(trainer)
-
-    def on_train_end(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
-        """Raise ValueError if a loss was not finite, before the last evaluation."""
-        self.check_losses(trainer)
-
-    def on_load_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: Any) -> None:
-        """Note the step of the loaded checkpoint, which need not be written again."""
-        self.saved = checkpoint["global_step"]
-
-    def finish(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
-        """Write the last checkpoint, as the last `on_train_end`: signals are heard no longer after these."""
-        if trainer.global_step > self.saved:
-            self.save(trainer)
-
-    def on_fit_end(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
-        """End if any rank received a signal."""
-        if asked := max(everyones(self.asked)):
-            self.stop(trainer, asked)
-
-    def save(self, trainer: lightning.Trainer) -> None:
-        """Write a checkpoint. Raises ValueError instead if a loss or a weight is not finite."""
-        self.check_losses(trainer)
-        if not all_finite(trainer.lightning_module.parameters()):
-            raise ValueError(f"a weight is not finite after step {trainer.global_step}; {self.cure()}")
-        for logger in trainer.loggers:
-            logger.save()
-        began = time.monotonic()
-        trainer.save_checkpoint(self.directory)
-        self.saved, self.last = trainer.global_step, time.monotonic()
-        self.pause = max(self.seconds, SHARE * (self.last - began))
-
-    def check_losses(self, trainer: lightning.Trainer) -> None:
-        """Raise ValueError if a loss was not finite, naming its batch."""
-        if self.bad is None or (at := int(self.bad)) < 0:
-            return
-        epoch, batch = divmod(at, batches := int(trainer.num_training_batches))
-        each = trainer.accumulate_grad_batches
-        step = epoch * -(-batches // each) + batch // each
-        raise ValueError(
-            f"the loss of step {step + 1} is not finite (epoch {epoch}, batch {batch}); {self.cure()}"
-        )
-
-    def cure(self) -> str:
-        """What stays of a run whose loss or weights are not finite, and what may help."""
-        helps = "A lower optim.lr or trainer.precision=32-true may help"
-        return f"the checkpoint of step {self.saved} stays. {helps}"
-
-    def stop(self, trainer: lightning.Trainer, number: int) -> None:
-        """End the process with status 128 + signal; requeue a SLURM job if its time limit was reached."""
-        self.say(f"{self.directory.parent} stopped after step {self.saved}; {self.again} resumes it")
-        job = os.environ.get("SLURM_JOB_ID")
-        if number not in (signal.SIGTERM, signal.SIGINT) and job and trainer.is_global_zero:
-            with suppress(OSError):  # no scontrol here, e.g. in a container
-                subprocess.run(["scontrol", "requeue", job], check=False)
-        raise SystemExit(128 + number)
-
-
-def all_finite(parameters: Iterable[Tensor]) -> bool:
-    """Whether no weight is infinite or NaN, asked of the device once."""
-    return bool(torch.stack([weight.isfinite().all() for weight in parameters]).all())
 
 
 class Trainer(lightning.Trainer):
