@@ -328,10 +328,6 @@ def test_a_label_is_what_differs_between_command_lines_without_the_seed_or_else_
                 [("", {}), ("views=4", {"views": 4}), ("views=5", {"views": 5})],
                 ["views=3", "views=4", "views=5"],
             ),
-            (  # of single starts, all that differs
-                [("views=4 optim.lr=1", {"views": 4}), ("views=2", {"views": 2})],
-                ["views=4, optim.lr=1", "views=2"],
-            ),
             (
                 [("", {}), ("", {"head__whitening__eps": 0.2})],
                 [f"head.whitening.eps={x}" for x in (0.1, 0.2)],

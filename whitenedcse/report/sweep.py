@@ -147,17 +147,18 @@ def given(run: Run) -> dict[str, str]:
 
 
 def labels(firsts: Sequence[Run]) -> list[str]:
-    """A label for each group, given one run of each: what differs in what their command lines give.
+    """A label for each group, given one run of each: what differs in what all command lines give.
 
-    Groups that this does not tell apart have what other settings differ.
+    Groups that this does not tell apart have what else was given, or in the end other settings, that differ.
     """
     if len(firsts) == 1:
         named = (firsts[0].facts.get(name) for name in BARE)
         return [" ".join(filter(None, named)) or "all runs"]
     words, settings = [given(run) for run in firsts], [texts(run) for run in firsts]
+    in_all = [{name: own[name] for name in own if all(name in other for other in words)} for own in words]
     known = [values | own for values, own in zip(settings, words, strict=True)]
     made = [""] * len(firsts)
-    for tables in (words, settings):
+    for tables in (in_all, words, settings):
         alike = {
             own: [table for table, other in zip(tables, made, strict=True) if other == own] for own in made
         }
