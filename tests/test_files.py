@@ -127,6 +127,12 @@ def test_a_reader_between_the_two_renames_of_a_folder_stops_neither_itself_nor_t
     with files.drafted(path) as draft:
         (draft / "x").write_text("new")
     assert read == ["old"] and (path / "x").read_text() == "new"
+    monkeypatch.undo()
+    (tmp_path / ".best.old").mkdir()
+    (tmp_path / ".best.old/x").touch()
+    monkeypatch.setattr(files.shutil, "rmtree", lambda *_, **__: None)  # as if nobody could delete it
+    with pytest.raises(OSError, match="not empty"), files.drafted(path):
+        pass
     monkeypatch.setattr(Path, "exists", lambda self: self.name == ".best.old")  # as another reader saw it
     files.restore(path)
 

@@ -70,7 +70,7 @@ def drafted(path: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def replace(path: Path, draft: Path, old: Path) -> None:
+def replace(path: Path, draft: Path, old: Path, tries: int = 3) -> None:
     """Rename the draft of a folder and the old folder; again if a reader `restore`s that in between."""
     try:
         if path.exists():
@@ -78,9 +78,9 @@ def replace(path: Path, draft: Path, old: Path) -> None:
             path.rename(old)
         draft.rename(path)
     except OSError as error:
-        if error.errno != errno.ENOTEMPTY:
+        if error.errno != errno.ENOTEMPTY or tries == 1:
             raise
-        replace(path, draft, old)
+        replace(path, draft, old, tries - 1)
 
 
 def restore(path: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from threading import RLock
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMAT = 4  # of the folder; another number is another key
-ONE_AT_A_TIME = RLock()  # each call sets the truncation of the tokenizer that it shares with other threads
+ONE_AT_A_TIME = Lock()  # each call sets the truncation of the tokenizer that it shares with other threads
 
 
 @dataclass(frozen=True, eq=False)

@@ -226,7 +226,9 @@ class ContrastiveTraining(LightningModule):
         """Optimiser and schedule for the number of steps of this run."""
         steps = int(self.trainer.estimated_stepping_batches)
         optimizer, schedule = self.optimizer(self.parameters(), total_steps=steps)
-        self.chosen = [{name: group.get(name) for name in CHOSEN} for group in optimizer.param_groups]
+        self.chosen = [
+            {name: group[name] for name in CHOSEN if name in group} for group in optimizer.param_groups
+        ]
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_train_start(self) -> None:
