@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 import shlex
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -146,25 +147,38 @@ OPTIONS = [(p.parent.name, p.stem) for p in sorted(CONF.glob("*/*.yaml")) if p.p
 EXPERIMENTS, SYSTEMS, SWEEPS = map(config.stems, ("experiment", "system", "sweep"))
 
 
+def unbound_parts(made):
+    """Of the parts of a configuration, those with settings that reach no parameter, or too few."""
+    return [node["_target_"] for _, node in config.parts(made) if unbound(node)]
+
+
 @pytest.mark.slow
 def test_an_option_builds_a_symbol_of_the_module_it_is_named_after_and_each_setting_reaches_a_parameter():
-    plain, own = composed("+experiment=bert_base"), ("head.whitening", "loss.", "terms.")
-    every = {name: composed(f"+experiment={name}") for name in EXPERIMENTS}
-    for group, option in OPTIONS:
+    groups = {group: [option for other, option in OPTIONS if other == group] for group, _ in OPTIONS}
+    for options in zip_longest(*groups.values()):  # one of each group at a time
+        chosen = {group: option for group, option in zip(groups, options, strict=True) if option}
         # random weights set a temperature, for a loss with one
-        more = ["encoder=pretrained"] * (group == "loss")
-        every[group, option] = composed(f"{group}={option}", *more)
-        for _, node in config.parts({group: every[group, option][group]}):
-            assert re.fullmatch(GROUPS[group], node["_target_"].rpartition(".")[0]), (group, option)
+        more = ["encoder=pretrained"] * ("encoder" not in chosen)
+        made = composed(*(f"{group}={option}" for group, option in chosen.items()), *more)
+        assert unbound_parts(made) == [], chosen
+        for group in chosen:
+            for _, node in config.parts({group: made[group]}):
+                assert re.fullmatch(GROUPS[group], node["_target_"].rpartition(".")[0]), chosen
+
+
+@pytest.mark.slow
+def test_an_experiment_binds_and_a_system_changes_settings_that_exist():
+    assert {name: unbound_parts(composed(f"+experiment={name}")) for name in EXPERIMENTS} == dict.fromkeys(
+        EXPERIMENTS, []
+    )
+    plain, own = composed("+experiment=bert_base"), ("head.whitening", "loss.", "terms.")
     systems = {name: composed("+experiment=bert_base", f"+system={name}") for name in SYSTEMS}
     for name, system in systems.items():
-        # but for what a system may replace, it changes settings that exist
+        assert unbound_parts(system) == [], name
+        # but for what a system may replace
         assert all(key.startswith(own) for key in set(flat(plain)) ^ set(flat(system))), name
     # dropout and dropout_whitened differ where the others crop
     assert len({json.dumps(system) for system in systems.values()}) == len(SYSTEMS) - 2
-    for name, made in (every | systems).items():
-        for _, node in config.parts(made):
-            assert unbound(node) == set(), (name, node["_target_"])
 
 
 def test_the_defaults_of_the_configuration_are_those_of_the_signatures():

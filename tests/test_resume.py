@@ -13,7 +13,7 @@ import torch
 from encoders import SENTENCES, backbone, embedder_of
 from lightning import Callback, seed_everything
 from lightning.pytorch.callbacks import LambdaCallback
-from programs import alive, begun, ranks, until
+from programs import begun, until
 from test_scripts import ROOT, TINY
 from test_training import DEV, LOSS
 
@@ -378,31 +378,6 @@ def test_a_run_that_is_killed_stopped_and_forced_on_ends_with_the_bits_of_one_th
     assert [path.name for path in run.glob("*.new")] == []
     again = json.loads((run / "versions.json").read_text())["resumed"]
     assert len(again) == 4 and all(once["command"].startswith("python train.py ") for once in again)
-
-
-@pytest.mark.slow
-def test_so_does_a_run_of_two_processes_of_which_one_is_killed(home):
-    """That ranks end with their agent is in tests/test_place.py."""
-    torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2"]
-    two = few(home, 40)
-    finished(home, *torchrun, str(ROOT / "train.py"), *two)
-    (whole,) = set((home / "outputs").glob("c-*"))  # both ranks agreed on a name
-    assert (home / "said").read_text().count("best checkpoint: ") == 1  # the first alone speaks
-
-    with amid(home, "two", *two, "trainer.devices=2") as front:
-        both = ranks(front.pid)
-        second = both[1]
-        os.kill(second, signal.SIGKILL)
-        assert front.wait(30) == 128 + signal.SIGKILL
-        assert not any(map(alive, both))
-    error = [line for line in (home / "said").read_text().splitlines() if line.startswith("error:")]
-    assert error == [
-        f"error: rank 1 (process {second}) was ended by SIGKILL, and the others with it;"
-        " the same command with run=two resumes"
-    ]
-
-    finished(home, str(ROOT / "train.py"), *two, "trainer.devices=2", "run=two")
-    assert outcome(home / "outputs" / "two") == outcome(whole)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ PROGRAMS = {  # arguments, and the call from which on the program may be killed
     "train.py": (TRAIN.split(), "whitenedcse.training.checkpoints:Safekeeping.on_train_end"),
     "evaluate.py": (EVALUATE.split(), "whitenedcse.run:Run.start"),
 }
-KILLS = {"train.py": 15, "evaluate.py": 8}  # states that are tried, at most
+KILLS = {"train.py": 8, "evaluate.py": 5}  # states that are tried, at most
 MACHINES = "train/sentences_per_second", "train/load"
 
 

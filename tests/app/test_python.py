@@ -5,6 +5,7 @@ import sys
 from functools import partial, wraps
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -237,6 +238,15 @@ assert run.facts["processes"] == 2 and run.results["dev"]["last_step"] == 3
 def test_two_devices_are_two_processes_as_of_the_command(home):
     done = started("-c", TWO.replace("SMALL", str(SMALL)), cwd=home)
     assert done.returncode == 0, done.stderr
+
+
+def test_ranks_must_have_equal_settings_and_the_same_checkpoint(home, monkeypatch):
+    """What Safekeeping compares between them is in tests/training/test_safekeeping.py."""
+    with patch("whitenedcse.training.checkpoints.Safekeeping", side_effect=ZeroDivisionError) as made:
+        with pytest.raises(ZeroDivisionError):
+            whitenedcse.train("bert", "my.txt", output="outputs/equal", settings={"seed": 77}, **SMALL)
+    *_, same, _, _ = made.call_args.args
+    assert "\nseed: 77\n" in same and same.endswith("\nresumes from: the start")
 
 
 def test_a_process_that_failed_is_an_exception(home, monkeypatch):

@@ -160,7 +160,8 @@ except BaseException as error:
 @pytest.mark.slow
 def test_a_rank_that_fails_says_why_once_and_ends_the_others(launched, capfd):
     """The other one learns of it by an error of its own, or says the same of its own accord."""
-    first, second = (f"errors[{rank}] = TypeError('the ' + 'cause')" for rank in (0, 1))
+    cause = "if rank == {}:\n            errors[rank] = TypeError('the ' + 'cause'); time.sleep(1)"
+    first, second = (cause.format(rank) for rank in (0, 1))  # later, so that the other one has failed too
     for code, status in ((first, 1), (second, 1), ("errors = [ValueError('the ' + 'cause')] * 2", 2)):
         began = time.monotonic()
         assert launched(FAILING.replace("CODE", code)) == status and time.monotonic() - began < 60

@@ -129,6 +129,16 @@ def test_a_run_that_fails_gives_the_signals_back(tmp_path):
     assert [signal.getsignal(number) for number in checkpoints.ASKING] == before
 
 
+def test_a_rank_that_was_asked_to_end_says_nothing_of_its_failed_collective(keep):
+    alone, together = SimpleNamespace(world_size=1), SimpleNamespace(world_size=2)
+    keep.on_exception(together, None, RuntimeError("Connection closed by peer"))  # it may be the cause
+    keep.asked = signal.SIGTERM
+    keep.on_exception(alone, None, RuntimeError("a bug"))
+    keep.on_exception(together, None, TypeError("a bug"))
+    with pytest.raises(SystemExit, match="143"):
+        keep.on_exception(together, None, RuntimeError("Connection closed by peer"))
+
+
 def test_ranks_on_gpus_ask_each_other_for_signals_every_tenth_step(tmp_path, monkeypatch):
     """Asking is a barrier of their hosts, and a device that has nothing queued waits for it."""
     asked = []

@@ -132,10 +132,16 @@ class Safekeeping(Callback):
                 signal.signal(number, self.hear)
 
     def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the signals back, which Lightning does after a run that ends well alone."""
+        """Give the signals back, which Lightning does after a run that ends well alone.
+
+        A rank that was asked to stop, and whose collective then fails, ends without a word: another rank has
+        failed, for which the agent ends this one.
+        """
         for number, handler in self.before.items():
             if signal.getsignal(number) == self.hear:
                 signal.signal(number, handler)
+        if self.asked and isinstance(exception, RuntimeError) and trainer.world_size > 1:
+            raise SystemExit(128 + self.asked)
 
     def hear(self, number: int, _: Any) -> None:
         """Remember a signal until the step is done; a second Ctrl-C ends the process at once."""
