@@ -101,9 +101,14 @@ def test_ranks_are_told_of_a_folder_by_any_name(monkeypatch):
     monkeypatch.setattr(train, "again", str)
     told = []
     monkeypatch.setattr(train, "launched", lambda words, *_: told.append(words[-1]))
+    data = {"_target_": "whitenedcse.data.datamodule.SentenceData", "corpus": "x.txt", "batch_size": 64}
+    cfg = OmegaConf.create({"data": data})
     for name in ("/x/plain", "/Dropbox (Personal)/x", "/home/müller/a,b=c/it's [x]"):
-        assert train.several(Run(name), 2)
+        assert train.several(cfg, Run(name), 2)
         assert OverridesParser.create().parse_override(told[-1]).value() == name
+    with pytest.raises(ValueError, match="batch_size=64 cannot be shared equally by 3 .* trainer.devices=2"):
+        train.several(cfg, Run("/x/y"), 3)
+    assert len(told) == 3
 
 
 def test_ranks_share_the_cores_unless_told_otherwise(monkeypatch):

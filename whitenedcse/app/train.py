@@ -48,7 +48,7 @@ def train(cfg: DictConfig, parts: Mapping[str, Any] = MappingProxyType({})) -> f
         settings = OmegaConf.to_yaml(cfg, resolve=True)
         trainer = as_partial(cfg.trainer, _convert_="all")(logger=False)
         check_one_device(parts, trainer.num_devices)
-        if not finished(run, settings, force=cfg.force) and not several(run, trainer.num_devices):
+        if not finished(run, settings, force=cfg.force) and not several(cfg, run, trainer.num_devices):
             with run.claim():
                 if not finished(run, settings, force=cfg.force):  # by the process that had it
                     trained(cfg, run, settings, trainer.strategy.root_device, parts)
@@ -216,7 +216,7 @@ def finished(run: Run, settings: str, *, force: bool) -> bool:
     return True
 
 
-def several(run: Run, devices: int) -> bool:
+def several(cfg: DictConfig, run: Run, devices: int) -> bool:
     """Run this job as one process per device, unless this process is one of them; returns whether it did."""
     hydras = HydraConfig.get()
     if placed() is not None:
@@ -227,6 +227,7 @@ def several(run: Run, devices: int) -> bool:
         return False
     if devices < 2:
         return False
+    instantiate(cfg.data).check_shares(devices)  # before they start
     words = sys.argv[1:]
     if hydras.mode == RunMode.MULTIRUN:
         folders = [one.path for one in hydras.runtime.config_sources if one.provider == "command-line"]

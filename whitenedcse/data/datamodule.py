@@ -190,11 +190,15 @@ class SentenceData(LightningDataModule):
                 f"{said} may leave fewer than {max(2, world)} sentences in a batch; "
                 f"use {need} or more, as the longest has {sizes.max()}"
             )
+        self.check_shares(world)
+
+    def check_shares(self, world: int) -> None:
+        """Raise ValueError if `world` processes cannot share a batch of sentences equally."""
         if self.budget % world and self.batch_tokens is None:
             fewer = max(n for n in range(1, world) if self.budget % n == 0)
             raise ValueError(
-                f"{said} cannot be shared equally by {world} processes; choose a multiple of them,"
-                f" or trainer.devices={fewer}"
+                f"{self.setting}={self.budget} cannot be shared equally by {world} processes; choose a"
+                f" multiple of them, or trainer.devices={fewer}"
             )
 
     @property
