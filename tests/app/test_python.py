@@ -1,7 +1,10 @@
 """The library without a command line: train and evaluate as functions, with parts of the caller's own."""
 
+import json
+import shutil
 import signal
 import sys
+from contextlib import nullcontext
 from functools import partial, wraps
 from pathlib import Path
 from types import SimpleNamespace
@@ -238,6 +241,24 @@ assert run.facts["processes"] == 2 and run.results["dev"]["last_step"] == 3
 def test_two_devices_are_two_processes_as_of_the_command(home):
     done = started("-c", TWO.replace("SMALL", str(SMALL)), cwd=home)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_sentence_transformers_model_keeps_its_pooling_and_is_cut_no_shorter_than_trained(home, capsys):
+    shutil.copytree("bert", "st")
+    names = ("sentence_transformers.models.Transformer", ""), ("sentence_transformers.models.Pooling", "pool")
+    listed = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (kind, path) in enumerate(names)]
+    Path("st/modules.json").write_text(json.dumps(listed))
+    Path("st/sentence_bert_config.json").write_text('{"max_seq_length": 9}')
+    Path("st/pool").mkdir()
+    few = SMALL | {"pooling": None, "settings": {"trainer.max_steps": 1}}
+    for mode, own in (("max", True), ("weightedmean", False)):
+        Path("st/pool/config.json").write_text(json.dumps({f"pooling_mode_{mode}_tokens": True}))
+        with nullcontext() if own else pytest.raises(ValueError, match="weighted.*name a pooling, such as"):
+            embedder = Embedder.load(whitenedcse.train("st", "my.txt", output=f"outputs/{mode}", **few))
+            assert str(embedder.pooling) == "max over layers [-1]" and embedder.max_length == 16
+    capsys.readouterr()
+    whitenedcse.train("st", "my.txt", output="outputs/named", **few | {"pooling": "mean"})
+    assert "note: of st only the encoder is trained, not what follows it" in capsys.readouterr().out
 
 
 def test_ranks_must_have_equal_settings_and_the_same_checkpoint(home, monkeypatch):

@@ -101,8 +101,10 @@ def test_the_format_of_weights_is_that_of_each_folder_here_and_on_the_hub(plain,
 
 
 def test_each_setting_that_changes_vectors_is_read_whatever_its_file_is_called(plain, tmp_path):
-    def tried(name, settings, file="sentence_bert_config.json", cased=False):
+    def tried(name, settings, file="sentence_bert_config.json", cased=False, limit=None):
         out = saved(plain, "dense", tmp_path / name)
+        if limit:
+            change(out / "tokenizer_config.json", model_max_length=limit)
         (out / "sentence_bert_config.json").unlink()
         change(out / file, **settings)
         if cased:
@@ -118,6 +120,7 @@ def test_each_setting_that_changes_vectors_is_read_whatever_its_file_is_called(p
         settings = {"max_seq_length": 5, "do_lower_case": False}
         tried(f"limit-{kind}", settings, f"sentence_{kind}_config.json")
     tried("lower", {"max_seq_length": 6, "do_lower_case": True}, cased=True)
+    tried("longer", {"max_seq_length": 12}, limit=7)
     tried("half", {"model_args": {"torch_dtype": "float32", "attn_implementation": "eager"}})
     tried("none", {"tokenizer_args": {}, "config_args": {}})
 

@@ -122,10 +122,18 @@ def built(cfg: DictConfig, own: Mapping[str, Any] = MappingProxyType({})) -> tup
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.training.module import ContrastiveTraining
 
-    encoder = instantiate(cfg.encoder)
-    has = parts_of_source(encoder)
+    encoder, has = instantiate(cfg.encoder), dict[str, Any]()
+    try:
+        has = parts_of_source(encoder)
+    except ValueError as error:
+        if not cfg.get("pooling"):
+            raise ValueError(
+                f"{error}; to train the encoder alone name a pooling, such as pooling=mean"
+            ) from error
     pooling = instantiate(cfg.pooling) if cfg.get("pooling") else has.get("pooling")
-    made: Any = {"encoder": encoder, "pooling": pooling, "max_length": has.get("max_length")}
+    made: Any = {"encoder": encoder, "pooling": pooling}
+    if has.get("max_length"):  # sentences are embedded as long as they were trained on
+        made["max_length"] = max(has["max_length"], cfg.data.max_length)
     head = own["head"] if "head" in own else as_partial(cfg.head)
     made["head"] = head if isinstance(head, Module) else head(width=encoder.width)
     data: Any = instantiate(cfg.data)

@@ -184,7 +184,10 @@ def check_length(max_length: int, tokenizer: PreTrainedTokenizerBase, prompt: st
     with ONE_AT_A_TIME:
         limit, taken = tokenizer.model_max_length, len(tokenizer(prompt, verbose=False)["input_ids"])
     if max_length > limit:
-        raise ValueError(f"max_length={max_length} is above the {limit} tokens that this encoder takes")
+        raise ValueError(
+            f"max_length={max_length} is above the {limit} tokens that this encoder takes: it has no more"
+            " positions, or model_max_length in its tokenizer_config.json is lower than they"
+        )
     if taken >= max_length:
         raise ValueError(
             f"max_length={max_length} leaves no token for text: special ones and the prompt {prompt!r:.80} "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -141,16 +140,17 @@ def parts_of_export(directory: Path) -> dict[str, Any]:
 
 
 def parts_of_source(encoder: Encoder) -> dict[str, Any]:
-    """`parts_of` the directory that an encoder was loaded from; empty for none, and for a foreign one."""
-    with suppress(ValueError, OSError), torch.random.fork_rng(devices=[]):  # which no layer made here moves
+    """`parts_of` the directory that an encoder was loaded from; empty for none. Raises ValueError as that."""
+    with torch.random.fork_rng(devices=[]):  # which no layer made here moves
         return parts_of(encoder.source, encoder) if encoder.source else {}
-    return {}
 
 
 def notes_on_source(embedder: Embedder, path: str | None) -> list[str]:
     """Notes on what the encoder at `path` has of its own, and is not trained with: pooling, prompt, steps."""
-    has = parts_of_source(embedder.encoder) if path else {}
-    notes = []
+    try:
+        has, notes = parts_of_source(embedder.encoder) if path else {}, list[str]()
+    except ValueError as error:
+        return [f"note: of {path} only the encoder is trained, not what follows it: {error}"]
     pooling = has.get("pooling") or embedder.pooling
     if str(pooling) != str(embedder.pooling):
         keep = "pooling=own keeps that"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whitenedcse.files import DAMAGED, checkpoint, intact, parsing, read_json, tensors
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.encoder import CHANGED, Encoder, pretrained
+from whitenedcse.model.encoder import CHANGED, Encoder, longest, pretrained
 from whitenedcse.model.head import Final, Pooling, ProjectionHead
 
 LIBRARY = "sentence_transformers."
@@ -201,6 +201,9 @@ def read(directory: Path, encoder: Encoder | None) -> dict[str, Any]:
     if encoder is None:
         encoder = pretrained(path=str(paths[0]))
     lower(encoder.tokenizer, paths[0])
+    most = settings_of("Transformer", paths[0])[1].get("max_seq_length")
+    if most and most > encoder.max_length:  # which in that library replaces the tokenizer's limit
+        encoder.max_length = encoder.tokenizer.model_max_length = longest(encoder.backbone, most)
     dense, maps, tanh = dense_folders(encoder.width, paths[2 : 2 + kinds.count("Dense")])
     kind = pooling_kind(paths[1] / "config.json")
     return {
@@ -208,7 +211,7 @@ def read(directory: Path, encoder: Encoder | None) -> dict[str, Any]:
         "pooling": exported_pooling(directory) if weighed else Pooling(kind),
         "head": dense_head(encoder, dense),
         "embedding": "dense" if dense else "encoder",
-        "max_length": settings_of("Transformer", paths[0])[1].get("max_seq_length"),
+        "max_length": most,
         "final": final(maps, tanh=tanh, unit=kinds[-1] == "Normalize", source=str(directory)),
         **prompts(directory, read_json(paths[1] / "config.json")),
     }
