@@ -79,6 +79,8 @@ def test_it_is_stored_with_the_model_and_with_nothing_else(embedder, tmp_path):
     assert_array_equal(loaded.encode(SENTENCES), embedder.encode(before("the ")))
     assert digest_of(prompted) == digest_of(embedder.replaced(prompt="the ")) != plain  # as its vectors
     assert digest_of(embedder.replaced()) == plain  # of a model without, what it was
+    embedder.encoder.backbone.config.transformers_version = "of another machine"
+    assert digest_of(embedder) == plain
 
 
 def test_a_whitening_is_fitted_to_prompted_texts_and_keeps_the_prompt(embedder, corpus):

@@ -288,6 +288,10 @@ def test_the_evaluator_scores_raw_and_whitened_vectors(made, pairs, tmp_path):
         rows = list(csv.DictReader(file))
     assert [row["steps"] for row in rows] == ["2", "4"]
     assert float(rows[1]["avg_spearman"]) == metrics["mine_avg_spearman"]
+    STSEvaluator(list(pairs), corpus=None, name="mine")(model, str(tmp_path / "eval"))  # with fewer columns
+    assert sorted(path.name for path in (tmp_path / "eval").iterdir()) == [
+        f"sts_evaluation_mine_results{number}.csv" for number in ("-2", "")
+    ]
 
 
 def test_an_undefined_score_is_nan(made, tmp_path):

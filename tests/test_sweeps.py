@@ -68,6 +68,26 @@ def test_every_rank_of_a_job_has_its_configuration(tmp_path):
     assert not any((job / "checkpoints").exists() for job in jobs(tmp_path))
 
 
+@pytest.mark.slow
+def test_a_job_that_fails_does_not_keep_the_others_from_the_report(tmp_path):
+    """Of a sweep over corpora, without a name, which all have the same folder."""
+    (tmp_path / "two.txt").write_text((tmp_path / "corpus.txt").read_text())
+    swept = ["optim.lr=0.001,1e30", "data.corpus=corpus.txt,two.txt"]
+    result = started("train.py", "-m", *SMALL, *swept, cwd=tmp_path)
+    assert result.returncode == 2
+    (folder,) = (tmp_path / "outputs").iterdir()
+    *lines, last = result.stderr.splitlines()
+    failed = (
+        f"error: outputs/{folder.name}/{{}}: the loss of step 2 is not finite (epoch 0, batch 1); there is no"
+    )
+    assert [line.startswith(failed.format(job)) for line, job in zip(lines, (1, 3), strict=True)] == [
+        True
+    ] * 2
+    assert last == "error: 2 of 4 jobs failed, as said above"
+    assert [path.name for path in jobs(tmp_path, folder.name)] == ["0", "2"]
+    assert "groups of runs" in result.stdout and (folder / "report.html").exists()
+
+
 @needs["optuna"]
 @pytest.mark.slow
 def test_a_search_maximises_the_dev_score_and_resumes(tmp_path):

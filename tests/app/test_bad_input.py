@@ -97,6 +97,7 @@ TRAINING = [
 ]  # fmt: skip
 EVALUATION = [
     ({}, "protocol=posthoc", ["bert is not a run of train.py", "fit=FILE"]),
+    ({}, "protocol=posthoc model=null", ["no model: give model="]),
     ({}, "draws=0", ["0 draws from 8 pairs"]),
     ({}, "model=bad_input_models:short", ["8 sentences have (7, 4) vectors"]),
     ({}, "model=bad_input_models:nan", ["8 of 8 sentences have vectors that are not finite"]),

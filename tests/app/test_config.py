@@ -194,6 +194,7 @@ def test_a_sweep_is_refused_before_its_first_job(tmp_path):
     for words, said in {
         "-m views=2,3 loss.temperature=1,-1": "job 2 of 4 (views=2 loss.temperature=-1): loss.temperature=-1",
         "-m +system=simcse,smcse": "job 2 of 2 (+system=smcse): Could not find 'system/smcse'",
+        "-m +sweep=search monitor=held_out": "a search needs scored pairs: monitor.dev=FILE",
     }.items():
         done = started("train.py", *words.split(), cwd=tmp_path)
         assert done.returncode == 2 and done.stderr.startswith(f"error: {said}"), done.stderr

@@ -178,6 +178,9 @@ def test_options_of_settings_have_their_own_where_an_argument_says_nothing(monke
         assert (config.monitor.dev, config.tasks.names) == found
     config = whitenedcse.train("bert", "quickstart")
     assert (config.monitor.dev, config.tasks.names) == (None, [])
+    for more, views in (({}, 2), ({"views": 4}, 4)):
+        config = whitenedcse.train("bert", "my.txt", settings={"+system": "simcse"}, **more)
+        assert (config.views, config.head.whitening) == (views, None)
 
 
 def test_runs_are_models_and_one_task_needs_no_list(home):
@@ -199,6 +202,7 @@ WRONG = [  # a call, its error, what that says
     (lambda: whitenedcse.train("bert", "table.csv", **SMALL), ValueError, "key, text"),
     (lambda: whitenedcse.train("bert", "my.txt", head="zac"), ValueError, "; the nearest is head=zca"),
     (lambda: whitenedcse.train("bert", "my.txt", views=1, **SMALL), ValueError, "views=1"),
+    (lambda: whitenedcse.train("bert", "my.txt", devices=0, **SMALL), ValueError, "Trainer(devices=0)"),
     (lambda: whitenedcse.evaluate(SimpleNamespace()), TypeError, "os.PathLike object, not SimpleNamespace"),
     (lambda: whitenedcse.train("bert", "my.txt", tests=3), ValueError, "tests=int is no list of texts"),
 ]

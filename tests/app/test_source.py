@@ -8,6 +8,7 @@ import pytest
 import torch
 from encoders import SENTENCES, embedder_of
 
+from whitenedcse.app.evaluate import check_readable
 from whitenedcse.app.evaluate import require_model as found
 from whitenedcse.app.evaluate import source_of as opened
 from whitenedcse.model.embedder import Embedder
@@ -65,6 +66,10 @@ def test_a_python_function_is_imported_from_here_and_called_once():
     assert sys.modules["mine"].calls == [["one", "three"]]
     with pytest.raises(ValueError, match="gives no layers, which the protocol needs"):
         vectors(opened("mine:encode", None), ["a"], Wanted([Pooling(kind="cls", layers=[1])]))
+    with pytest.raises(ValueError, match="is a function, which pools itself; leave pooling="):
+        opened("mine:encode", Pooling(kind="mean"))
+    with pytest.raises(ValueError, match="bf16=true is for an encoder that is computed here"):
+        check_readable(None, [], bf16=True)
     for name in ("mine:nothing", "no_such:encode"):
         with pytest.raises(ValueError, match=f"model={name}: .*MODULE:FUNCTION is imported from here"):
             opened(name, None)
@@ -82,6 +87,14 @@ def test_modules_that_only_sentence_transformers_knows_are_left_to_it(bert):
     (x,), _ = vectors(opened("theirs", None), SENTENCES, Wanted([None]))
     assert x == pytest.approx(SentenceTransformer("theirs").encode(SENTENCES), abs=1e-6)
     assert x.shape == (len(SENTENCES), 5)
+
+
+def test_a_model_of_code_of_its_own_is_said_to_be_one(bert):
+    Path("bert/modules.json").write_text(
+        '[{"idx": 0, "name": "0", "path": "", "type": "custom_st.Transformer"}]'
+    )
+    with pytest.raises(ValueError, match="^bert is Python code of its own, which is not run here"):
+        opened("bert", None)
 
 
 def test_what_is_missing_is_said(tmp_path):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from whitenedcse.evaluation import readout
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.readout import (
     FEWEST,
@@ -135,11 +136,23 @@ def test_copies_of_pairs_do_not_judge_each_other_and_change_nothing():
 
 @pytest.mark.parametrize(
     ("gold", "said"),
-    [(np.arange(FEWEST - 1.0), "49 pairs are too few"), (np.ones(60), "scores of all 60 pairs are 1")],
+    [
+        (np.arange(FEWEST - 1.0), "49 pairs are too few"),
+        (np.ones(60), "60 of 60 pairs have the score 1: 0 others cannot"),
+        (np.arange(60) // 51.0, "51 of 60 pairs have the score 0: 9 others cannot"),
+    ],
 )
 def test_pairs_that_cannot_choose_are_refused_in_a_line(gold, said):
     with pytest.raises(ValueError, match=said):
         choice(gold, gold, gold[:, None], [1])
+
+
+def test_few_pairs_of_another_score_choose_where_both_halves_have_some(monkeypatch):
+    rng, gold = np.random.default_rng(0), np.arange(60) // 50.0
+    own, found = gold + rng.normal(size=60), gold[:, None] + 0.1 * rng.normal(size=(60, 3))
+    monkeypatch.setattr(readout, "OTHERS", 2)
+    gold[52:] = 0  # two are left, which many halves have both of
+    assert 0 < choice(gold, own, found, [1, 1, 1]).gain < 200
 
 
 def test_cosines_that_are_all_equal_choose_nothing():

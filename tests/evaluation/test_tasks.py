@@ -224,6 +224,10 @@ def test_your_own_rows_keep_their_order_and_their_split(tmp_path, suffix):
     task = labels_of(tmp_path / f"own.{suffix}")
     assert (task.name, task.classes) == ("own", ["0", "1"])
     assert contents(task) == records
+    for part, other in (("train", "test"), ("test", "train")):
+        write(tmp_path, {"own.csv": f"text,label,split\na,0,dev\nb,1,{part}\n"})
+        with pytest.raises(ValueError, match=f"its split column has no row with {other}$"):
+            labels_of(tmp_path / "own.csv")
 
 
 @pytest.fixture
@@ -279,6 +283,9 @@ def test_a_file_is_scored_pairs_or_labelled_texts_by_its_columns(data):
     labelled = task("texts", case="lower")  # by name, from the data folder
     assert isinstance(labelled, Labelled) and labelled.labels[:2].tolist() == [0, 1]
     assert texts(labelled) == [f"wort {i}" for i in range(40)]
+    (data / "both.tsv").write_text("sentence1\tsentence2\tscore\tlabel\na\tb\t1\tx\nc\td\t2\ty\n")
+    (pairs,) = task("both.tsv")  # as `readout` takes it
+    assert three(pairs) == (["a", "c"], ["b", "d"], [1, 2])
 
 
 def test_a_folder_of_pairs_is_a_task_with_subsets(data):

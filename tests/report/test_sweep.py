@@ -227,7 +227,7 @@ def test_seeds_csv_has_every_run_with_all_its_digits(tmp_path):
 
 def test_runs_that_differ_in_seed_name_logger_and_checkpoints_are_one_group(tmp_path):
     trained(tmp_path / "a", 1)
-    trained(tmp_path / "b", 2, checkpoint_every=99, logger={"project": "x"})
+    trained(tmp_path / "b", 2, checkpoint_every=99, force=True, logger={"project": "x"})
     trained(tmp_path / "c", 3, head__whitening__eps=0.2)
     found = sweep.gathered(sweep.runs([tmp_path]))
     groups = [("head.whitening.eps=0.1", [1, 2]), ("head.whitening.eps=0.2", [3])]
@@ -275,7 +275,7 @@ def test_the_place_of_a_page_is_made_and_tables_of_any_form_stand_alone_on_the_s
     for out, files in {
         "new/folder/": ["new/folder/report.html", "new/folder/seeds.csv"],
         "v1.2": ["v1.2/report.html", "v1.2/seeds.csv"],
-        "new/page.html": ["new/page.html", "new/page-seeds.csv"],
+        "new/report-page.html": ["new/report-page.html", "new/report-page-seeds.csv"],
     }.items():
         assert cli.main(["report", "a", "b", "--out", out]) == 0
         assert capsys.readouterr().out.endswith("".join(f"written: {file}\n" for file in files))
@@ -303,6 +303,7 @@ def test_a_report_that_cannot_be_made_says_why_in_one_line(capsys, tmp_path, mon
         "gone": "gone: no such directory of runs",
         "ks": "no run of train.py in ks; whitenedcse evaluate compare=[RUN,OTHER] compares runs of",
         "run --against x": "--against 'x': run is one run",
+        "WhitenedCSE/T1 --out x.html": "--out and --against are for a report on runs",
         "torn": "torn/metrics.csv is damaged",
         "odd": "odd/config.yaml is damaged (ParserError",
         "run --out run/config.yaml": "[Errno 17] File exists: 'run/config.yaml'",

@@ -110,6 +110,8 @@ def test_another_job_or_something_else_is_refused(job, corpus, embedder, tmp_pat
         encoded(Job(**own | {"out": str(tmp_path)}))
     with pytest.raises(ValueError, match=r"no manifest.json; whitenedcse encode writes"):
         vectors(tmp_path / "none")
+    with pytest.raises(ValueError, match="is in .*, whose files are the texts: name one beside it"):
+        encoded(Job(**own | {"corpus": Corpus(str(tmp_path)), "out": str(tmp_path / "in" / "it")}))
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(ValueError, match="no rows to encode"):
         encoded(Job(**own | {"corpus": Corpus(str(tmp_path / "empty.txt")), "out": str(tmp_path / "x")}))

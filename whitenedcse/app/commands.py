@@ -50,6 +50,8 @@ def report(arguments: Namespace) -> int:
     elif what[0] in known:
         from whitenedcse.app.config import composed
 
+        if arguments.out or arguments.against:
+            raise ValueError(f"--out and --against are for a report on runs; {what[0]} is a published table")
         runs = what[1:] or (["outputs"] if Path("outputs").is_dir() else [])
         show([published.report(what[0], composed, runs)], arguments.to)
     else:

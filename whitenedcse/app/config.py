@@ -409,7 +409,7 @@ def label(hydras: Any, encoder: str | None, corpus: str | None) -> str:
     experiment = hydras.runtime.choices.get("experiment") if hydras else None
     if experiment and not own_encoder(hydras.overrides.task):
         return str(experiment)
-    return Path(encoder).name if encoder else Path(str(corpus)).stem
+    return Path(encoder).name if encoder else Path(corpus or "sweep").stem  # it may be over corpora
 
 
 def own_encoder(words: Iterable[str]) -> bool:
@@ -449,6 +449,7 @@ def inherited(hydras: Any) -> list[str]:
     return [text for text in hydras.overrides.hydra if text.startswith("hydra.searchpath")]
 
 
-for resolver in (when, label, scratch, passes, options, precision):
+for resolver in (when, scratch, passes, options, precision):
     OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
-OmegaConf.register_new_resolver("stamp", stamp, use_cache=True, replace=True)
+for resolver in (label, stamp):  # which all jobs of a sweep share
+    OmegaConf.register_new_resolver(resolver.__name__, resolver, use_cache=True, replace=True)

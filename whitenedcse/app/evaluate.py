@@ -68,7 +68,7 @@ def scored(
     protocol, rows, plan, notes = agenda(cfg)
     classify = classifiers.classifier(cfg.classifier)
     source = source_of(cfg.model, requested(cfg.get("pooling"), cfg.layers), cfg.prompt)
-    check_readable(source.embedder, rows)
+    check_readable(source.embedder, rows, bf16=cfg.bf16)
     if trained is None:
         run.start(OmegaConf.to_yaml(cfg, resolve=True))
     rows = [readout_of(row, plan, source.embedder) if row.choose else row for row in rows]
@@ -111,6 +111,8 @@ def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:
     from whitenedcse.evaluation import protocol as protocols
     from whitenedcse.evaluation import suite, tasks
 
+    if cfg.model is None:
+        require_model(None)
     for row in cfg.protocol.rows:
         if OmegaConf.is_dict(row) and "name" in row:
             row.name = row.name  # as it is for fit=training, before the corpus takes the place of that word
@@ -167,6 +169,10 @@ def source_of(model: str, pooling: Pooling | None, prompt: str | None = None) ->
 
     if is_function(model):
         module, _, name = model.partition(":")
+        if pooling is not None:
+            raise ValueError(
+                f"model={model} is a function, which pools itself; leave pooling= and layers= out"
+            )
         sys.path.insert(0, str(Path.cwd()))
         try:
             function = getattr(importlib.import_module(module), name)
@@ -181,17 +187,28 @@ def source_of(model: str, pooling: Pooling | None, prompt: str | None = None) ->
     try:
         embedder = Embedder.load(model, pooling).to(device())
     except ForeignModules as error:
-        try:
-            from sentence_transformers import SentenceTransformer
-        except ImportError:
-            raise lacking(f"{error}; it", "sentence-transformers", "sentence-transformers") from error
         with parsing(Path(model), DAMAGED):
-            theirs = SentenceTransformer(model, device=device())
+            theirs = opened_by_theirs(model, device(), str(error))
             own = theirs.prompts.get(theirs.default_prompt_name or "") or ""
             before = own if prompt is None else prompt
             return Source(partial(theirs.encode, prompt=before), "its own", prompt=before)
     embedder.prompt = embedder.prompt if prompt is None else prompt
     return Source(embedder.encode, str(embedder.pooling), embedder, embedder.prompt)
+
+
+def opened_by_theirs(model: str, device: str, why: str) -> Any:
+    """A model of modules that only Sentence-Transformers knows; ValueError if it is code of its own."""
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise lacking(f"{why}; it", "sentence-transformers", "sentence-transformers") from error
+    try:
+        return SentenceTransformer(model, device=device)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        cure = "model=MODULE:FUNCTION evaluates any function of texts"
+        raise ValueError(f"{model} is Python code of its own, which is not run here; {cure}") from error
 
 
 def require_model(model: str | None) -> None:
@@ -209,10 +226,15 @@ def is_function(model: str) -> bool:
     return ":" in model and not is_url(model) and not Path(model).exists()
 
 
-def check_readable(embedder: Any, rows: Iterable[Any]) -> None:
-    """Raise ValueError for a row that keeps too many components, or whose readout cannot be chosen."""
+def check_readable(embedder: Any, rows: Iterable[Any], *, bf16: bool) -> None:
+    """Raise ValueError for a row that keeps too many components, or whose readout cannot be chosen.
+
+    embedder: None where others compute the vectors, in their own precision.
+    """
     from whitenedcse.evaluation.protocol import setting
 
+    if bf16 and embedder is None:
+        raise ValueError("bf16=true is for an encoder that is computed here, which this model is not")
     for row in rows:
         if row.choose and setting(row.fit) != "inductive":
             raise ValueError("a readout is fitted to a corpus: fit=FILE, one sentence a line, or fit=wiki1m")

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
     from whitenedcse.training.loss import Loss, Term
 
+OWN = {  # settings that a system or an experiment may have, and the arguments of `train` for them
+    **{"views": "views", "data.batch_size": "batch_size", "data.max_length": "max_length"},
+    "trainer.max_epochs": "epochs",
+}
 Place = str | os.PathLike[str]
 Settings = Mapping[str, Any]
 
@@ -91,7 +96,7 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
         can go: parts of your own are then named by settings={"loss._target_": "mine.Margin"}.
     settings: any other settings by their dotted names, such as {"trainer.max_steps": 500,
         "head.whitening.group_width": 4, "mlm.weight": 0.1}, which take precedence; `whitenedcse train --help`
-        lists them.
+        lists them. What "+system" or "+experiment" sets holds where the argument for it has its default.
     force: resume a run even if its settings or data have changed.
 
     Raises ValueError or OSError for settings or files that cannot be used, and RuntimeError if another
@@ -119,10 +124,7 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
         given["loss.temperature"] = temperature
     if lr is not None:
         given["optim.lr"] = lr
-    for group, name in (("monitor", "monitor.dev"), ("tasks", "tasks.names")):
-        if group in (settings or {}) and not given[name]:  # the option has its own
-            del given[name]
-    given |= settings or {}
+    given = without_defaults(given, settings or {}) | dict(settings or {})
     own = {name: part for name, part in options.items() if not isinstance(part, str)}
     own |= {f"terms.{name}": term for name, term in (terms or {}).items()}
     idle = [name for name in given if name.split(".")[0] in own]
@@ -130,6 +132,17 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
         raise ValueError(f"{idle[0]} is not for a part of your own, which has the settings it was made with")
     path = Path(output or Path("outputs", f"{Path(encoder).name}-{stamp()}"))
     return called(trained, given, path, parts=own)
+
+
+def without_defaults(given: Settings, settings: Settings) -> dict[str, Any]:
+    """What was given to `train`, without defaults in whose place an option of the settings has its own."""
+    left = [
+        name for name in ("monitor.dev", "tasks.names") if name.split(".")[0] in settings and not given[name]
+    ]
+    if {"+system", "+experiment"} & settings.keys():
+        defaults = signature(train).parameters
+        left += [name for name, argument in OWN.items() if given[name] == defaults[argument].default]
+    return {name: value for name, value in given.items() if name not in left}
 
 
 def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by name
@@ -204,6 +217,10 @@ def configuration(script: str, words: Sequence[str], path: Path) -> Iterator[Dic
             quiet()
             yield without_hydra(config)
     except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(message(error, sys.argv)) from None
+    except Exception as error:
+        if type(error).__name__ != "MisconfigurationException":  # Lightning's
+            raise
         raise ValueError(message(error, sys.argv)) from None
     finally:
         sys.argv = argv

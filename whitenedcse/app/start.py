@@ -30,7 +30,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from whitenedcse.app.config import CONF, check_jobs, check_words, help_page, mendable, message
+from whitenedcse.app.config import CONF, check_jobs, check_words, help_page, jobs, mendable, message
 from whitenedcse.console import asked_to_end, ending_when_asked, override, quoted, say
 from whitenedcse.distributed import ASKING, end_with_parent, has_agent, is_first, placed
 from whitenedcse.inputs import expanded
@@ -98,10 +98,27 @@ def job(script: Callable[..., Result], *, debug: bool = False) -> Callable[..., 
         several = hydras and hydras.mode == RunMode.MULTIRUN and JOBLIB in hydras.launcher._target_
         if several and OmegaConf.select(arguments[0], "trainer.devices", default=1) == 1:
             take_gpu(hydras.job.num)
-        with explained(debug=debug):
+        of_sweep = hydras and hydras.mode == RunMode.MULTIRUN and placed() is None
+        with going_on(hydras, debug=debug) if of_sweep else explained(debug=debug):
             return script(*arguments)
 
     return one_line_at_most
+
+
+@contextmanager
+def going_on(hydras: Any, *, debug: bool) -> Iterator[None]:
+    """A context of a job of a sweep: an error that a user can mend is one line, and the other jobs go on."""
+    try:
+        yield
+    except Exception as error:
+        if code := asked_to_end(error):
+            sys.exit(code)
+        if debug or not mendable(error):
+            raise  # by Hydra, once the other jobs have ended
+        said = message(error, [sys.argv[0], *hydras.overrides.task])
+        sys.stderr.write(f"error: {os.path.relpath(hydras.runtime.output_dir)}: {said}\n")
+        if "n_trials" in hydras.sweeper:
+            raise  # a search is told which of its trials failed
 
 
 def take_gpu(job: int) -> None:
@@ -230,6 +247,9 @@ class Checked(Callback):
         """End the process if a job would be refused."""
         with explained():  # Hydra turns an error of a callback into a warning
             Run(config.hydra.sweep.dir).check_free(sweep=True)
+            dev = OmegaConf.select(config, "monitor.dev", default="")
+            if "n_trials" in config.hydra.sweeper and dev is None:
+                raise ValueError("a search needs scored pairs: monitor.dev=FILE")
             check_jobs(str(config.hydra.job.config_name), config.hydra)
         launcher = config.hydra.launcher
         if JOBLIB in launcher._target_ and launcher.n_jobs == -1:
@@ -239,3 +259,12 @@ class Checked(Callback):
                 with read_write(launcher):
                     launcher.n_jobs = gpus
                 say(f"{gpus} jobs at a time, each on a GPU of its own")
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        """End the process with the code of an error if jobs have failed."""
+        if "n_trials" in config.hydra.sweeper:
+            return
+        count = len(jobs(config.hydra))
+        if left := count - len([*Path(config.hydra.sweep.dir).glob("*/scores.json")]):
+            sys.stderr.write(f"error: {left} of {count} jobs failed, as said above\n")
+            sys.exit(BAD_INPUT)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
@@ -241,8 +241,15 @@ def several(cfg: DictConfig, run: Run, devices: int) -> bool:
         folders = [one.path for one in hydras.runtime.config_sources if one.provider == "command-line"]
         words = [f"--config-dir={path}" for path in folders] + [*hydras.overrides.task, *inherited(hydras)]
     if status := launched([*words, f"hydra.run.dir={quoted(str(run.path))}"], devices, again(run)):
-        sys.exit(status)
+        end_job(status, hydras)
     return True
+
+
+def end_job(status: int, hydras: Any) -> NoReturn:
+    """End with the status of a job's ranks; of a sweep only where a signal ended them."""
+    if hydras.mode == RunMode.MULTIRUN and status < 128:
+        raise ValueError(f"its ranks ended with status {status}, as said above")
+    sys.exit(status)
 
 
 def share_cores() -> None:
@@ -326,7 +333,7 @@ class Sweep(Checked):
     """Reports on a sweep of train.py at its end."""
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        """Print what `whitenedcse report` does of the runs, if all jobs have ended."""
+        """Print what `whitenedcse report` does of the runs."""
         folder = Path(config.hydra.sweep.dir)
         if any(folder.glob("*/scores.json")):
             from whitenedcse.report import page
@@ -335,3 +342,4 @@ class Sweep(Checked):
             for part in made.parts:
                 say(part)
             say(f"written: {', '.join(map(str, files))}")
+        super().on_multirun_end(config)

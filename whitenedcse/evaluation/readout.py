@@ -34,6 +34,7 @@ RANK = 1e-6  # of the largest variance, in float32: axes below are empty
 FRACTIONS = (1, 0.8, 0.67, 0.5, 0.375, 0.25, 0.1875, 0.125)  # of the width: components that are kept
 SHRINKAGES = (0.0, 0.1, 0.3)
 FEWEST = 50  # pairs: halves of 25 order readouts hardly better than chance
+OTHERS = 10  # pairs with another score than the most frequent one
 NEAR = 0.1  # of a score x 100: readouts this near are told apart by luck, and the simpler one is taken
 MOST = 2_000  # pairs that choose; more would only take memory, n m float32
 SPLITS = 5  # of the pairs into two halves
@@ -287,6 +288,8 @@ def choice(
     gains, drawn = [], np.zeros(len(counts))
     for order in (rng.permutation(n) for _ in range(SPLITS)):
         half = np.isin(of, order[: n // 2])
+        if not (np.ptp(gold[half]) and np.ptp(gold[~half])):
+            continue  # a half of few scores that differ may have none of them
         for fit, test in ((half, ~half), (~half, half)):
             at = simplest(spearman_columns(gold[fit], found[fit]), of_layers)
             both = np.stack([found[test, at], own[test]])
@@ -299,8 +302,11 @@ def choice(
 
 
 def check_pairs(gold: Floats, groups: NDArray[np.intp]) -> None:
-    """Raise ValueError for fewer than FEWEST different pairs, or for scores that are all equal."""
+    """Raise ValueError for fewer than FEWEST different pairs, or for scores that are nearly all equal."""
     if (n := len(np.unique(groups))) < FEWEST:
         raise ValueError(f"{n} pairs are too few to choose a readout: give {FEWEST} or more, better 200")
-    if np.ptp(gold) == 0:
-        raise ValueError(f"the scores of all {len(gold)} pairs are {gold[0]:g}: they cannot choose a readout")
+    values, counts = np.unique(gold, return_counts=True)
+    most = values[counts.argmax()]
+    if (others := len(np.unique(groups[gold != most]))) < OTHERS:
+        said = f"{counts.max()} of {len(gold)} pairs have the score {most:g}"
+        raise ValueError(f"{said}: {others} others cannot choose a readout, {OTHERS} or more may")

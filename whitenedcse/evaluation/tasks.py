@@ -212,7 +212,8 @@ def with_columns(name: str) -> tuple[str, list[str]]:
 
 
 def _labelled(place: str, columns: Sequence[str]) -> bool:
-    return not columns and "label" in next((row for _, row in records(_file(place))), {})
+    first = next((row for _, row in records(_file(place))), {})
+    return not columns and "label" in first and not {"sentence1", "sentence2", "score"} <= first.keys()
 
 
 def _paths(name: str) -> list[Path]:
@@ -398,8 +399,8 @@ def labels_of(path: Path, columns: Sequence[str] = ()) -> Labelled:
     classes = sorted({row.label for row in rows})
     if len(classes) < 2:
         raise ValueError(f"{path}: {len(classes)} classes; a classifier needs two or more")
-    if rows[0].split and "test" not in {row.split for row in rows}:
-        raise ValueError(f"{path}: its split column has no row with test")
+    if rows[0].split and (missing := {"train", "test"} - {row.split for row in rows}):
+        raise ValueError(f"{path}: its split column has no row with {' and '.join(sorted(missing))}")
     return _as_task(path.stem, rows, {kind: i for i, kind in enumerate(classes)}, classes)
 
 

@@ -168,11 +168,12 @@ def notes_on_source(embedder: Embedder, path: str | None) -> list[str]:
 
 
 def digest_of(embedder: Embedder) -> str:
-    """A digest of all that decides an embedder's vectors: encoder, kind of device, tokenizer, settings."""
+    """A digest of all that decides an embedder's vectors: encoder, tokenizer, settings."""
     backbone = embedder.encoder.backbone
     config = {k: v for k, v in backbone.config.to_dict().items() if not k.startswith("_")}
+    config.pop("transformers_version", None)
     said = {name: value for name, value in settings(embedder).items() if name != "prompts"}  # of other calls
-    facts = [backbone.device.type, config, identity(embedder.encoder.tokenizer), said]
+    facts = [config, identity(embedder.encoder.tokenizer), said]
     content = hashlib.blake2b(json.dumps(facts, default=str).encode(), digest_size=16)
     final = embedder.final.state_dict() if embedder.final else {}
     for state in (backbone.state_dict(), embedder.head.state_dict(), final):

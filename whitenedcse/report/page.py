@@ -56,7 +56,8 @@ def write(names: Sequence[str], out: Path | None, against: str | None) -> tuple[
     else:
         sweep = gathered(runs(folders))
         made = comparison(sweep, against)
-        files = [file, file.with_name(f"{file.stem}-seeds.csv".removeprefix("report-"))]
+        seeds = "seeds.csv" if file.stem == "report" else f"{file.stem}-seeds.csv"
+        files = [file, file.with_name(seeds)]
         title = " ".join(Path(name).resolve().name for name in names[:3]) + (" ..." if names[3:] else "")
         page = of_sweep(title, sweep, made, reference(sweep, against).label)
     file.parent.mkdir(parents=True, exist_ok=True)

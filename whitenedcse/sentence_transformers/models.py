@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -119,14 +120,19 @@ def baselines(x: NDArray[Any], plan: Plan, fit: str) -> dict[int, float | None]:
 
 
 def add_row(path: Path, row: Mapping[str, Any]) -> None:
-    """Add a row to a CSV file; the first row of a file is its header."""
+    """Add a row to a CSV file, or to NAME-2 and so on if that has other columns; the first is its header."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
-    with naming(path), path.open("a", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, list(row), lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+    for number in count(1):
+        file = path if number == 1 else path.with_stem(f"{path.stem}-{number}")
+        with naming(file), file.open("a+", newline="", encoding="utf-8") as stream:
+            stream.seek(0)
+            header = next(csv.reader(stream), [])
+            if header in ([], list(row)):
+                writer = csv.DictWriter(stream, list(row), lineterminator="\n")
+                if not header:
+                    writer.writeheader()
+                writer.writerow(row)
+                return
 
 
 def accelerate(model: Any) -> Any:

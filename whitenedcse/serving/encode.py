@@ -41,7 +41,8 @@ from whitenedcse.whitening import check_finite
 MANIFEST = "manifest.json"
 SAME = {  # what makes a job, and how it is called where it is not as it was
     "fingerprint": "input",
-    "embedder": "encoder, pooling, transform, prompt or kind of device",
+    "embedder": "encoder, pooling, transform or prompt",
+    "device": "kind of device",
     **{name: name for name in ("bf16", "columns", "to", "dtype", "shard")},
 }
 
@@ -71,6 +72,7 @@ class Manifest:
     source: str
     embedding: dict[str, Any]
     embedder: str
+    device: str
     bf16: bool
     input: str
     columns: list[str]
@@ -171,11 +173,14 @@ def share(job: Job, rank: int, world: int, local: int = 0) -> None:
 
 def agreed(job: Job, embedder: Embedder) -> Manifest:
     """The manifest of the job, written unless it is there; ValueError for another job or something else."""
+    if Path(job.out).resolve().is_relative_to(Path(job.corpus.path).resolve()):
+        raise ValueError(f"{job.out} is in {job.corpus.path}, whose files are the texts: name one beside it")
     then = begun(job.out)
     now = Manifest(
         source=job.source,
         embedding=settings(embedder),
         embedder=digest_of(embedder),
+        device=embedder.encoder.backbone.device.type,
         bf16=job.bf16,
         input=job.corpus.path,
         columns=list(job.corpus.columns),

@@ -136,7 +136,8 @@ def check_fit(fit: Postprocess, embedder: Embedder, *, unit: bool) -> None:
     if before != embedder.prompt:
         raise ValueError(
             f"this transform was fitted to texts after the prompt {before!r}, and here it is "
-            f"{embedder.prompt!r}; use --prompt {quote(before)}, or fit it again"
+            f"{embedder.prompt!r}; fit it again with --prompt {quote(embedder.prompt)}, or have it here, too:"
+            f" --prompt {quote(before)}"
         )
     then, now = (np.asarray(x) for x in (fit.provenance.get("probe"), probe(embedder)))
     if then.shape == now.shape and then @ now < ALIKE * np.linalg.norm(then) * np.linalg.norm(now):

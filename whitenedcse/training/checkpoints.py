@@ -218,8 +218,10 @@ class Safekeeping(Callback):
 
     def cure(self) -> str:
         """What stays of a run whose loss or weights are not finite, and what may help."""
-        helps = "A lower optim.lr or trainer.precision=32-true may help"
-        return f"the checkpoint of step {self.saved} stays. {helps}"
+        stays = (
+            f"the checkpoint of step {self.saved} stays" if self.saved else "there is no checkpoint before it"
+        )
+        return f"{stays}. A lower optim.lr or trainer.precision=32-true may help"
 
     def stop(self, trainer: lightning.Trainer, number: int) -> None:
         """End the process with status 128 + signal; requeue a SLURM job if its time limit was reached."""
