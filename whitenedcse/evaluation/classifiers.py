@@ -258,5 +258,5 @@ def senteval(x: NDArray[Any], y: Labels, split: Split) -> tuple[NDArray[Any], fl
 
 def _held_out(rows: Rows) -> Pair:
     order = rows[np.random.RandomState(SEED).permutation(len(rows))]
-    cut = int(HELD_OUT * len(rows))
+    cut = max(1, int(HELD_OUT * len(rows)))
     return order[cut:], order[:cut]
