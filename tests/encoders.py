@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 import torch
 from lightning import seed_everything
@@ -179,9 +180,25 @@ def remote():
 
 
 @contextmanager
-def serving(handler):
-    """A web server on this machine; yields its address."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+def serving(reply):
+    """A web server on this machine; reply: a request -> status, headers and body. Yields its address."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            status, headers, body = reply(self)
+            self.send_response(status)
+            for item in ({"Content-Length": str(len(body))} | headers).items():
+                self.send_header(*item)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
@@ -212,33 +229,22 @@ def model_hub(folder):
     """A model hub on this machine, a folder for each model; yields its address and what it was asked."""
     asked = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            path = self.path.partition("?")[0].removeprefix("/api/models").strip("/")
-            asked.append(path)
-            body = answer(folder, path.removeprefix("store/"))
-            weights = path.endswith((".bin", ".safetensors")) and not path.startswith("store/")
-            self.send_response(404 if body is None else 302 if weights else 200)
-            body, headers = body or b"", {"X-Repo-Commit": COMMIT}
-            etag = f'"{hashlib.sha256(body).hexdigest()}"'
-            if weights:  # as the hub sends them: from another host, which knows of no commit
-                headers |= {"X-Linked-Etag": etag, "X-Linked-Size": str(len(body)), "ETag": '"of the answer"'}
-                headers["Location"] = f"http://localhost:{self.server.server_address[1]}/store/{path}"
-                body = b"Found"
-            else:
-                headers = {"ETag": etag} if path.startswith("store/") else headers | {"ETag": etag}
-            for item in {**headers, "Content-Length": str(len(body))}.items():
-                self.send_header(*item)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
+    def reply(request):
+        path = request.path.partition("?")[0].removeprefix("/api/models").strip("/")
+        asked.append(path)
+        body = answer(folder, path.removeprefix("store/"))
+        weights = path.endswith((".bin", ".safetensors")) and not path.startswith("store/")
+        status = 404 if body is None else 302 if weights else 200
+        body, headers = body or b"", {"X-Repo-Commit": COMMIT}
+        etag = f'"{hashlib.sha256(body).hexdigest()}"'
+        if not weights:
+            return status, {"ETag": etag} | ({} if path.startswith("store/") else headers), body
+        # as the hub sends them: from another host, which knows of no commit
+        headers |= {"X-Linked-Etag": etag, "X-Linked-Size": str(len(body)), "ETag": '"of the answer"'}
+        headers["Location"] = f"http://localhost:{request.server.server_address[1]}/store/{path}"
+        return status, headers, b"Found"
 
-        do_HEAD = do_GET
-
-        def log_message(self, *args):
-            pass
-
-    with serving(Handler) as url:
+    with serving(reply) as url:
         yield url, asked
 
 
@@ -281,6 +287,15 @@ def projected(embedder, positives, negatives=None, *, n, views):
     tokens = positives if negatives is None else concatenate([positives, negatives])
     x = embedder.pool(tokens).unflatten(0, (-1, n))
     return embedder.head.project(x, passes=positives.n // n, views=views)
+
+
+def whitened_by_hand(x, k=None):
+    """y -> y whitened by the rows of x (n, d) to k components, in float64; an empty axis is left out."""
+    values, axes = np.linalg.eigh(np.cov(x.astype(np.float64).T, bias=True))
+    best = np.argsort(-values)[:k]
+    varies = values[best] > 1e-12 * values.max()  # one does not where LayerNorm is the last step
+    scale = np.where(varies, values[best], np.inf) ** -0.5
+    return lambda y: (y - x.mean(axis=0, dtype=np.float64)) @ axes[:, best] * scale
 
 
 @pytest.fixture

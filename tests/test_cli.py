@@ -1,7 +1,6 @@
 """The command line: exit statuses, errors of one line, and nothing heavy before a command needs it."""
 
 import csv
-import json
 import os
 import subprocess
 import sys
@@ -10,11 +9,10 @@ import pytest
 import rich
 from encoders import nowhere
 from evaluation.test_doctor import copy, edited
+from report.test_published import conditions, run
 from test_sources import hub, root  # noqa: F401 (fixtures)
 
 from whitenedcse.app import cli
-
-STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 
 
 @pytest.fixture(autouse=True)
@@ -52,10 +50,7 @@ def test_a_folder_of_the_clones_name_does_not_hide_the_package(tmp_path):
 def test_a_wrong_command_has_the_words_of_argparse(capsys):
     for words, said in {
         "": "the following arguments are required: COMMAND",
-        "dato": "argument COMMAND: invalid choice: 'dato' (choose from ",
         "encode a b c --processes 0": "argument --processes: 0 must be 1 or more",
-        "encode M a.txt out --dims 3": "whitenedcse encode: error: unrecognized arguments: --dims 3",
-        "whiten fit M a.txt f --kind ica": "argument --kind: invalid choice: 'ica' (choose from 'whitening'",
         "export m o --to onnx --whiten f --whiten-on c": "not allowed with argument --whiten",
     }.items():
         with pytest.raises(SystemExit) as end:
@@ -79,15 +74,16 @@ def test_a_traceback_only_if_asked_for(tmp_path):
 def test_check_is_1_for_what_is_wrong_and_0_for_what_is_missing(root, tmp_path, capsys):  # noqa: F811
     assert cli.main(["data", "check", str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith("0 ok, 0 differs, 0 wrong, 23 missing\n")
-    copy(root, "rte")
+    copy(root, "rte", "MR/")
     assert cli.main(["data", "check"]) == 0  # in the data roots
-    assert "1 differs, 0 wrong, 22 missing" in capsys.readouterr().out
+    assert "2 differs, 0 wrong, 21 missing" in capsys.readouterr().out
     edited(root / "rte/dev.tsv", 2, "[/x] no columns")
     assert cli.main(["data", "check", str(root)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "0 ok, 0 differs, 1 wrong, 22 missing"
+    assert lines[-1] == "0 ok, 1 differs, 1 wrong, 21 missing"
     assert sum(line.startswith(f"RTE: wrong: {root}/rte/dev.tsv:2: ") for line in lines) == 1
-    assert ["RTE", "dev.tsv", "-", "277", "wrong"] in [line.split() for line in lines]
+    for row in ("RTE dev.tsv - 277 wrong", "MR MR (2) 10,662 10,662 differs"):
+        assert row.split() in [line.split() for line in lines]
 
 
 @pytest.mark.parametrize("name", ["senteval", "nli"])
@@ -101,21 +97,9 @@ def test_a_fetch_that_fails_is_one_line_and_2(root, hub, monkeypatch, capsys, na
     assert ("monitor=held_out or monitor.dev=FILE" in error) == (name == "senteval")
 
 
-def evaluated(folder):
-    """What evaluate.py leaves of an encoder in `mine/`, all scores 60."""
-    scores = {name: {mean: 60.0 for mean in ("all", "mean", "wmean")} for name in STS}
-    row = {"name": "mean L1+last", "pooling": "mean over layers [1, -1]", "sts": {"tasks": scores}}
-    folder.mkdir(parents=True)
-    content = {"model": "mine", "protocol": "whiteningbert", "headline": "mean"}
-    content["encoder"] = {"path": "mine", "commit": None, "architecture": "bert 12 x 768"}
-    content |= {"case": "lower_but_sick", "max_length": 128, "extra": 0.01, "bf16": False}
-    content["rows"] = [row | {"postprocess": {}, "fit": ""}]
-    (folder / "scores.json").write_text(json.dumps(content))
-    return folder
-
-
 def test_report_finds_runs_in_outputs(tmp_path, capsys, monkeypatch):
-    evaluated(tmp_path / "outputs" / "run")
+    label = "BERT-base: AVG, L1+L12"
+    run(tmp_path / "outputs/run", conditions("WhiteningBERT/T1", label), encoder={"path": "mine"})
     monkeypatch.chdir(tmp_path)
     assert cli.main(["report", "WhiteningBERT/T1", "--to", "markdown"]) == 0  # a model of another name
     out = capsys.readouterr().out
@@ -124,4 +108,4 @@ def test_report_finds_runs_in_outputs(tmp_path, capsys, monkeypatch):
         file.write_text(file.read_text().replace('"mine"', '"bert-base-uncased"'))
     assert cli.main(["report", "WhiteningBERT/T1", "--to", "csv"]) == 0
     ours = [row for row in csv.DictReader(capsys.readouterr().out.splitlines()) if row[""] == "ours"]
-    assert [(row["row"], row["Avg"]) for row in ours] == [("BERT-base: AVG, L1+L12", "60.00")]
+    assert [(row["row"], row["Avg"]) for row in ours] == [(label, "153.00")]

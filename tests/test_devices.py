@@ -63,7 +63,7 @@ def strict(monkeypatch):
         lambda device, *more: attention.way("cuda" if device == "meta" else device, *more),
     )
     for name in ("_ignore_bidirectional_mask_sdpa", "_ignore_padding_mask_sdpa"):
-        # Transformers looks whether the mask of a padded batch is full: test_no_waiting.py counts that
+        # Transformers looks whether the mask of a padded batch is full, once a pass
         monkeypatch.setattr(f"transformers.masking_utils.{name}", lambda *_, **__: False, raising=False)
     mode = Strict()
     mode.attended, mode.bounds = [], set()

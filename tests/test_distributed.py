@@ -21,7 +21,7 @@ from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model import embedder as encoding
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import ProjectionHead
-from whitenedcse.ragged import between, concatenate, ragged, rows, split
+from whitenedcse.ragged import concatenate, ragged, split
 from whitenedcse.training import parallel
 from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.module import ContrastiveTraining, reseed, seed_of
@@ -415,14 +415,6 @@ def test_gathering_is_a_concatenation_with_gradient_and_every_rank_knows_the_sam
             assert outcome["first"] == {"from": 0, "none": None}
             assert outcome["made"] == ([0] if rank == 0 else [])  # no other rank works
             assert outcome["everyones"] == [{"rank": r, "text": "x" * r} for r in ranks]
-
-
-def test_parts_of_a_batch_are_slices_of_its_sentences():
-    sevens = sentences(7, 0)
-    assert rows(between(ragged(sevens), 2, 5)) == sevens[2:5]
-    for most in (1, 3, 7, 8):
-        parts = [sevens[i : i + most] for i in range(0, 7, most)]
-        assert [rows(part) for part in split(ragged(sevens), most)] == parts
 
 
 def test_chunks_have_the_gradient_of_their_own_dropout(tokenizer):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from programs import ROOT
+from report.test_sweep import naive_holm
 from scipy import stats
 
 from results import conclusions, paired
@@ -40,11 +41,7 @@ def difference(first, second):
 
 def by_holm(p):
     """p values by key, corrected."""
-    corrected, largest = {}, 0.0
-    for rank, key in enumerate(sorted(p, key=p.get)):
-        largest = max(largest, min(1, (len(p) - rank) * p[key]))
-        corrected[key] = largest
-    return corrected
+    return dict(zip(p, naive_holm([*p.values()]), strict=True))
 
 
 def test_the_bound_is_where_two_one_sided_tests_reach_five_percent():

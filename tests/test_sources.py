@@ -1,7 +1,6 @@
 """A name is found where it lies, else fetched from a hub (a local stand-in), else explained in one line."""
 
 import hashlib
-import http.server
 import io
 import os
 import tarfile
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import pyarrow.parquet
 import pytest
-from encoders import nowhere, serving
+from encoders import COMMIT, nowhere, serving
 
 from whitenedcse.data import sources
 from whitenedcse.data.corpus import texts
@@ -54,25 +53,15 @@ def hub(monkeypatch):
     """What the hub holds: file name -> bytes; "sent": number of a GET, its bytes -> the bytes sent."""
     files, asked = {"sent": lambda number, data: data}, []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            status, headers, body = answer(files, self.path, self.headers.get("Range"))
-            asked.append((self.command, len(body)))
-            self.send_response(status)
-            for item in {"X-Repo-Commit": "0" * 40, "Content-Length": str(len(body)), **headers}.items():
-                self.send_header(*item)
-            self.end_headers()
-            if self.command == "GET":
-                number = [method for method, _ in asked].count("GET")
-                self.wfile.write(files["sent"](number, body))
-
-        do_HEAD = do_GET
-
-        def log_message(self, *args):
-            pass
+    def reply(request):
+        status, headers, body = answer(files, request.path, request.headers.get("Range"))
+        asked.append((request.command, len(body)))
+        number = [method for method, _ in asked].count("GET")
+        headers |= {"X-Repo-Commit": COMMIT, "Content-Length": str(len(body))}
+        return status, headers, files["sent"](number, body)
 
     files["asked"] = asked
-    with serving(Handler) as url:
+    with serving(reply) as url:
         monkeypatch.setenv("HF_ENDPOINT", url)
         yield files
 

@@ -3,14 +3,11 @@
 import csv
 import json
 import shutil
-from itertools import pairwise
 
 import pytest
-from encoders import SENTENCES
+from encoders import PAIRS, SENTENCES
 from programs import started
 
-HEADER = "score\tsentence1\tsentence2\n"
-PAIRS = [f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(pairwise(SENTENCES))]
 TRAIN = "encoder=small encoder.width=16 encoder.layers=1 encoder.heads=2 data=file data.corpus=c.txt"
 TRAIN += " data.batch_size=4 trainer.accelerator=cpu trainer.max_steps=4 trainer.log_every_n_steps=1"
 TRAIN += " monitor.dev=p.tsv monitor.every=100 tasks.names=[p.tsv] run=trained"  # the one best/ is of the end
@@ -28,7 +25,7 @@ def killed(tmp_path_factory):
     """For a program: where it ran, its arguments, and the states that kills would have left."""
     home, known = tmp_path_factory.mktemp("home"), {}
     (home / "c.txt").write_text("\n".join(SENTENCES))
-    (home / "p.tsv").write_text("".join([HEADER, *PAIRS]))
+    (home / "p.tsv").write_text(PAIRS)
 
     def states(program):
         if program in known:
@@ -78,13 +75,3 @@ def test_a_run_killed_at_any_call_of_its_end_is_completed_by_the_same_command(ki
             assert again.stdout.splitlines()[-1] == f"run: {run}"
         assert outcome(run) == whole
         assert not [path for path in run.rglob("*") if path.name.endswith((".new", ".old", "draft"))]
-
-
-@pytest.mark.slow
-def test_among_the_states_are_a_logged_test_without_scores(killed):
-    """The windows that there were: tests in metrics.csv but not in scores.json would be logged twice."""
-    _, states, whole = killed("train.py")
-    runs = [state / "outputs" / "trained" for state in states]
-    tested = [run for run in runs if "test/avg" in (run / "metrics.csv").read_text()]
-    assert len([run for run in tested if not (run / "scores.json").exists()]) >= 4
-    assert (tested[-1] / "scores.json").exists() and outcome(tested[-1]) == whole

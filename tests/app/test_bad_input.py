@@ -1,17 +1,14 @@
 """What a user can mend is one line on the standard error, exit code 2, and leaves nothing behind."""
 
 import json
-import runpy
 import shutil
-import sys
-import warnings
 from pathlib import Path
 
 import pytest
-from encoders import PAIRS, SENTENCES, backbone, embedder_of
+from encoders import PAIRS, SENTENCES, embedder_of
 
+from whitenedcse.app import cli
 from whitenedcse.model import checkpoint
-from whitenedcse.model.encoder import Encoder
 
 ROOT = Path(__file__).parents[2]
 TRAIN = "encoder=pretrained encoder.path=bert data=file data.corpus=c.txt data.batch_size=4 monitor.dev=p.tsv"
@@ -25,42 +22,14 @@ short = lambda texts: numpy.ones((len(texts) - 1, 4))
 """
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory, tokenizer):
-    """A directory with a tiny encoder, a checkpoint of ours, a corpus, scored pairs and models in Python."""
-    cwd = tmp_path_factory.mktemp("user")
-    encoder = Encoder(backbone("bert", len(tokenizer)), tokenizer)
-    encoder.backbone.save_pretrained(cwd / "bert")
-    tokenizer.save_pretrained(cwd / "bert")
-    checkpoint.save(embedder_of(encoder), cwd / "best")
-    (cwd / "c.txt").write_text("\n".join(SENTENCES))
-    (cwd / "p.tsv").write_text(PAIRS)
-    (cwd / "bad_input_models.py").write_text(MODELS)
-    return cwd
-
-
 @pytest.fixture
-def start(place, monkeypatch, capfd):
-    """Starts a script in that directory, in this process, offline; gives exit code (None: ran) and stderr."""
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("WHITENEDCSE_DATA", str(place / "data"))
-    monkeypatch.setenv("WHITENEDCSE_CACHE", str(place / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-    def started(name, *arguments):
-        shutil.rmtree(place / "outputs", ignore_errors=True)
-        words = list({word.partition("=")[0]: word for word in arguments}.values())  # the last of a name
-        monkeypatch.setattr(sys, "argv", [str(ROOT / f"{name}.py"), *words])
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # a start sets it
-        code = None
-        with warnings.catch_warnings():
-            try:
-                runpy.run_path(sys.argv[0], run_name="__main__")
-            except SystemExit as end:
-                code = end.code
-        return code, capfd.readouterr().err.removesuffix("\n")
-
-    return started
+def place(with_bert, bert):
+    """A directory with a tiny encoder, a checkpoint of ours, a corpus, scored pairs and models in Python."""
+    checkpoint.save(embedder_of(bert), Path("best"))
+    Path("c.txt").write_text("\n".join(SENTENCES))
+    Path("p.tsv").write_text(PAIRS)
+    Path("bad_input_models.py").write_text(MODELS)
+    return with_bert
 
 
 def changed(name, key, value):
@@ -114,8 +83,8 @@ EVALUATION = [
     [("train", TRAIN, TRAINING[:12]), ("train", TRAIN, TRAINING[12:]), ("evaluate", EVALUATE, EVALUATION)],
     ids=["values", "files", "evaluate"],
 )
-def test_bad_input_is_one_line_that_names_it_and_leaves_nothing_behind(script, usual, table, start):
-    wrong = []
+@pytest.mark.usefixtures("place")
+def test_bad_input_is_one_line_that_names_it_and_leaves_nothing_behind(script, usual, table, refusal):
     for made, arguments, words in table:
         for folder, of in (("x", "bert"), ("y", "best")):
             shutil.rmtree(folder, ignore_errors=True)
@@ -125,12 +94,15 @@ def test_bad_input_is_one_line_that_names_it_and_leaves_nothing_behind(script, u
             if content is not None:
                 data = content() if callable(content) else content
                 Path(name).write_bytes(data if isinstance(data, bytes) else data.encode())
-        code, line = start(script, *usual.split(), *arguments.split())
-        fine = code == 2 and line.startswith("error: ") and "\n" not in line and "Traceback" not in line
-        left = [name for name in ("scores.json", "best", "checkpoints") if Path("outputs/r", name).exists()]
-        if not fine or left or [word for word in words if word not in line]:
-            wrong.append((arguments, code, line, left))
-    assert wrong == []
+        given = {
+            word.partition("=")[0]: word for word in f"{usual} {arguments}".split()
+        }  # the last of a name
+        shutil.rmtree("outputs", ignore_errors=True)
+        line = refusal(script, *given.values())
+        assert line.startswith("error: ") and "\n" not in line, line
+        assert [word for word in words if word not in line] == [], line
+        left = ("scores.json", "best", "checkpoints")
+        assert not [name for name in left if Path("outputs/r", name).exists()], arguments
 
 
 OTHERS = {  # a file that a run names, other content of it, and how the refusal names it
@@ -142,23 +114,20 @@ OTHERS = {  # a file that a run names, other content of it, and how the refusal 
 
 
 @pytest.mark.slow
-def test_an_unfinished_run_is_not_resumed_with_other_content_of_what_it_names(start, place, monkeypatch):
-    command, remove, kept = ["train", *TRAIN.split()], shutil.rmtree, ("outputs", "checkpoints")
-    others = lambda path, **how: Path(path).name in kept or remove(path, **how)  # noqa: E731
+def test_an_unfinished_run_is_not_resumed_with_other_content_of_what_it_names(place, refusal, monkeypatch):
+    command, remove = ["train", *TRAIN.split()], shutil.rmtree
+    others = lambda path, **how: Path(path).name == "checkpoints" or remove(path, **how)  # noqa: E731
     monkeypatch.setattr(shutil, "rmtree", others)
-    assert start(*command) == (None, "")
+    assert cli.main(command) == 0
     (place / "outputs/r/scores.json").unlink()
     for name, (change, words) in OTHERS.items():
         content = Path(name).read_bytes()
         Path(name).write_bytes(change(content))
-        code, line = start(*command)
-        assert code == 2 and line.startswith(f"error: {place}/outputs/r holds another run: {words}"), line
+        line = refusal(*command)
+        assert line.startswith(f"error: {place}/outputs/r holds another run: {words}"), line
         assert "(it began with" in line and "to resume it anyway, add --force" in line
         Path(name).write_bytes(content)
     change, words = OTHERS["p.tsv"]
     Path("p.tsv").write_bytes(change(Path("p.tsv").read_bytes()))
-    try:
-        assert start(*command, "--force") == (None, "")
-    finally:
-        Path("p.tsv").write_text(PAIRS)
+    assert cli.main([*command, "--force"]) == 0
     assert (place / "outputs/r/scores.json").exists()

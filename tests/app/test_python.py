@@ -154,8 +154,6 @@ def test_an_encoder_is_evaluated_by_a_call(home, capsys):
     (row,) = run.results["rows"]
     score = row["sts"]["tasks"]["pairs.tsv"]["all"]
     assert run.tests() == run.tests("as it is") == {"pairs.tsv": score, "avg": score}
-    with pytest.raises(ValueError, match="0 rows of test scores that begin with 'no'; it has as it is"):
-        run.tests("no")
     few = {"settings": {"draws": 10}, "output": "outputs/w"}
     white = whitenedcse.evaluate("bert", tasks=["pairs.tsv"], postprocess="whitening", k=4, **few)
     assert white.tests("whitening") == white.tests("whitening-4 (target)")
@@ -188,8 +186,6 @@ def test_runs_are_models_and_one_task_needs_no_list(home):
     run = whitenedcse.train(Path("bert"), "my.txt", tests="pairs.tsv", output="outputs/t", **more)
     names = ["as it is", "whitened (target)", "whitened (training)"]  # not named after the corpus
     assert [row["name"] for row in run.results["rows"]] == names
-    with pytest.raises(ValueError, match="2 rows of test scores that begin with 'whitened'; it has as"):
-        run.tests("whitened")
     scored = whitenedcse.evaluate(run, tasks=Path("pairs.tsv"), output="outputs/e")
     assert scored.results["rows"][0]["sts"] == run.results["rows"][0]["sts"]
     again = whitenedcse.train("outputs/t", "my.txt", output="outputs/u", **more)  # from its best checkpoint

@@ -123,13 +123,14 @@ def test_a_damaged_cache_is_built_anew_and_said_in_one_line_and_a_failed_start_l
     whole = first.ids.copy()
     (folder,) = (path for path in cache.iterdir() if path.is_dir())
     for name in ("ids", "offsets", "meta.json"):
-        data = bytearray((folder / name).read_bytes())
-        data[len(data) // 2] ^= 1
-        (folder / name).write_bytes(data)
-        capfd.readouterr()
-        assert np.array_equal(tokenised(corpus, tokenizer, LENGTH, cache_dir=cache).ids, whole)
-        said = capfd.readouterr().out
-        assert said.count("\n") == 1 and name in said and "the corpus is tokenised again" in said
+        flipped = bytearray((folder / name).read_bytes())
+        flipped[len(flipped) // 2] ^= 1
+        for content in (flipped, b""):
+            (folder / name).write_bytes(content)
+            capfd.readouterr()
+            assert np.array_equal(tokenised(corpus, tokenizer, LENGTH, cache_dir=cache).ids, whole)
+            said = capfd.readouterr().out
+            assert said.count("\n") == 1 and name in said and "the corpus is tokenised again" in said
 
     def full(*args):
         raise OSError(28, "No space left on device")

@@ -4,6 +4,7 @@ from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 import pytest
+from encoders import whitened_by_hand
 from scipy.stats import spearmanr
 
 from whitenedcse.evaluation import layers
@@ -49,12 +50,6 @@ def naive_scores(pairs, similarity_of):
     )
     weighted = sum(p * n for p, n in zip(parts, sizes, strict=True)) / sum(sizes)
     return 100 * np.array([whole.statistic, sum(parts) / len(parts), weighted])
-
-
-def naive_white(x, fitted):
-    """BERT-whitening, section 3.2, by hand: columns in order of variance."""
-    u, s, _ = np.linalg.svd(np.cov(fitted.T, ddof=0))
-    return (x - fitted.mean(axis=0)) @ u / np.sqrt(s)
 
 
 def both_sides(pairs):
@@ -139,7 +134,7 @@ def test_every_two_layers_are_scored_with_and_without_whitening(planes, index):
         x, state = (planes[i].astype(float) + planes[j]) / 2, str([i, j])
         expected = {False: [], True: []}
         for task, pairs in index.items():
-            white = naive_white(x, x[both_sides(pairs)])
+            white = whitened_by_hand(x[both_sides(pairs)])(x)
             for whitening, y in ((False, x), (True, white)):
                 scores = naive_scores(pairs, lambda rows, y=y: naive_cosines(y, rows))
                 assert got[state, str(whitening), task] == pytest.approx(scores, abs=1e-8)
@@ -195,11 +190,11 @@ def test_a_subset_of_no_direction_is_none_and_never_the_best(planes, index):
 
 def test_every_k_is_what_refitting_and_truncating_at_that_k_gives(planes, index):
     fits = {t: planes[0][both_sides(pairs)].astype(float) for t, pairs in index.items()}
-    whole = {t: naive_white(planes[0].astype(float), x) for t, x in fits.items()}
+    whole = {t: whitened_by_hand(x)(planes[0]) for t, x in fits.items()}
     got = layers.all_k(lambda task: lambda rows: whole[task][rows], index)
     for task, pairs in index.items():
         for k in range(1, D + 1):
-            y = naive_white(planes[0].astype(float), fits[task])[:, :k]
+            y = whitened_by_hand(fits[task], k)(planes[0])
             rows = both_sides(pairs).reshape(2, -1)
             assert layers.components(whole[task], rows)[:, k - 1] == pytest.approx(naive_cosines(y, rows))
             expected = naive_scores(pairs, lambda rows, y=y: naive_cosines(y, rows))

@@ -4,9 +4,6 @@ The scripts below know Transformers, NumPy and SciPy, and nothing of this projec
 """
 
 import json
-import runpy
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +12,12 @@ from encoders import architecture, byte_level
 from scipy.stats import spearmanr
 from transformers import AutoModel, AutoTokenizer
 
+from whitenedcse.app import cli
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.protocol import Protocol, Row, chosen, setting
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.ragged import rows as rows_of
 
-ROOT = Path(__file__).parents[2]
 WORDS = [f"{a}{b}" for a in "bcdfgklm" for b in ("a", "e", "i", "o", "u", "an", "el")]
 CASED = [word.capitalize() for word in WORDS[::2]]
 STS12 = ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews")
@@ -73,11 +70,9 @@ def evaluated(world, monkeypatch, tmp_path, *arguments, cache=None):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WHITENEDCSE_DATA", str(world))
     monkeypatch.setenv("WHITENEDCSE_CACHE", cache or str(world / "cache"))
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     words = [f"model={world / 'model'}", "tasks.names=[STS12,STS-B,SICK-R]", "draws=20", "run=x"]
-    monkeypatch.setattr(sys, "argv", [str(ROOT / "evaluate.py"), *words, *arguments])
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    assert cli.main(["evaluate", *words, *arguments]) == 0
     return json.loads((tmp_path / "outputs/x/scores.json").read_text())
 
 

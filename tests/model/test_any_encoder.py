@@ -8,12 +8,11 @@ import pytest
 import torch
 import transformers
 from encoders import SENTENCES, WORDS, architecture, byte_pairs
-from exported import by_onnxruntime, by_sentence_transformers
+from exported import by_onnxruntime, by_sentence_transformers, by_transformers
 from numpy.testing import assert_allclose
 from test_training import LOSS, EightSentences, fit, module_of, monitor_of
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from torch.testing import assert_close
-from transformers import AutoModel, AutoTokenizer
 
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import pretrained
@@ -65,13 +64,6 @@ def encoder(kind, tmp_path):
     for part in (architecture(kind, len(words), **ids, **settings), words):
         part.save_pretrained(tmp_path / "hub")
     return pretrained(path=str(tmp_path / "hub"))
-
-
-@torch.no_grad()
-def by_transformers(directory, kind):
-    """The pooled last states of each sentence alone, by that library from a directory."""
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    return alone(AutoModel.from_pretrained(directory).eval(), tokenizer, kind).numpy()
 
 
 def alone(backbone, tokenizer, kind):
@@ -128,12 +120,12 @@ def test_it_trains_and_its_checkpoint_and_exports_say_the_same_everywhere(encode
     loaded = Embedder.load(best)
     assert type(loaded.encoder.backbone) is type(encoder.backbone)
     assert type(loaded.encoder.tokenizer) is type(encoder.tokenizer)
-    theirs = by_sentence_transformers(best, SENTENCES), by_transformers(best, "mean")
+    theirs = by_sentence_transformers(best, SENTENCES), by_transformers(best, SENTENCES, "mean")
     for x in (loaded.encode(SENTENCES), *theirs):
         assert_allclose(x, wanted, atol=1e-5)
     for to in ("transformers", "sentence-transformers"):
         assert export(loaded, tmp_path / to, to)["difference"] < 1e-5
-    assert_allclose(by_transformers(tmp_path / "transformers", "mean"), wanted, atol=1e-5)
+    assert_allclose(by_transformers(tmp_path / "transformers", SENTENCES, "mean"), wanted, atol=1e-5)
     again = Embedder.load(tmp_path / "sentence-transformers")
     assert_allclose(again.encode(SENTENCES), wanted, atol=1e-5)
     if kind in ("deberta-v2", "modernbert"):  # the others' layers are BERT's

@@ -81,40 +81,19 @@ def test_reading_removes_nothing_of_the_users(best):
     assert (mine / "mine").exists()
 
 
-def test_a_changed_architecture_or_vocabulary_is_named(best):
-    """Of files without weights: unchecked, each change gives other vectors without a word."""
-    directory, embedder, _ = best
-    before = Embedder.load(directory).encode(SENTENCES)
-    words = json.loads((directory / "tokenizer.json").read_text())
-    vocabulary = words["model"]["vocab"]
-    vocabulary["cat"], vocabulary["dog"] = vocabulary["dog"], vocabulary["cat"]
-    config = json.loads((directory / "config.json").read_text())
-    for name, content in (
-        ("config.json", config | {"num_hidden_layers": 2}),
-        ("config.json", config | {"hidden_act": "relu"}),
-        ("tokenizer.json", words),
-    ):
-        (directory / name).write_text(json.dumps(content))
-        for load in (Embedder.load, lambda place: pretrained(path=str(place))):  # encoder.path=
-            with pytest.raises(ValueError, match=rf"{directory / name} is not as it was written"):
-                load(directory)
-        (directory / "digests.json").unlink()  # an older checkpoint: it loads
-        assert abs(Embedder.load(directory).encode(SENTENCES) - before).max() > 1e-4
-        checkpoint.save(embedder, directory)
-
-
 def test_a_flipped_bit_in_any_file_is_named_and_so_is_a_missing_one(best):
     directory, _, _ = best
     files = sorted(path for path in directory.rglob("*") if path.is_file() and path.suffix != ".md")
     assert {"model.safetensors", "head.safetensors", "tokenizer.json"} < {path.name for path in files}
     for path in files:
         content = path.read_bytes()
-        for other in (content[:-3] + bytes([content[-3] ^ 1]) + content[-2:], None):
+        for other in (content[:-3] + bytes([content[-3] ^ 1]) + content[-2:], content[:-9], b"", None):
             if other is None and path.name == "digests.json":
                 continue  # that is an older checkpoint
             path.unlink() if other is None else path.write_bytes(other)
-            with pytest.raises(ValueError, match="delete the digests.json|is damaged"):
-                Embedder.load(directory)
+            for load in (Embedder.load, lambda place: pretrained(path=str(place))):  # encoder.path=
+                with pytest.raises(ValueError, match=f"{path}.*(delete the digests.json|is damaged)"):
+                    load(directory)
         path.write_bytes(content)
     Embedder.load(directory)
 

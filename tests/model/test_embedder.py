@@ -50,7 +50,6 @@ def test_encoding_is_each_sentence_alone_in_the_order_given(encoder, monkeypatch
     many = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
     alone = np.concatenate([embedder.encode([sentence]) for sentence in many])
     assert_allclose(embedder.encode(many), alone, atol=2e-6)
-    assert embedder.training  # the mode it was in
 
 
 def test_batches_hold_every_row_once_within_the_budget():
@@ -118,12 +117,8 @@ def test_batches_that_a_gpu_has_no_memory_for_are_halved_and_said_once(encoder, 
     assert_allclose(out, wanted, atol=1e-6)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10 * 2**30, 0))
     assert encoding.batch_tokens(torch.device("cuda"), 768, alone=True) == 54613
-    shared = set()
-    for free in (
-        1,
-        10,
-        80,
-    ):  # GPUs with more or less memory cut the same batches, of which each takes its own
+    shared = set()  # GPUs with more or less memory cut the same batches, of which each takes its own
+    for free in (1, 10, 80):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free * 2**30, 0))
         shared.add(encoding.batch_tokens(torch.device("cuda"), 768, alone=False))
     assert len(shared) == 1
@@ -132,14 +127,17 @@ def test_batches_that_a_gpu_has_no_memory_for_are_halved_and_said_once(encoder, 
         embedder.encode(["a cat"])
 
 
-def test_each_module_has_its_own_mode_again_after_encoding(encoder):
-    embedder = embedder_of(encoder).train()
-    encoder.backbone.eval()
+def test_each_module_has_its_own_mode_again_after_encoding_also_if_that_is_broken_off(bert, monkeypatch):
+    embedder = embedder_of(bert).train()
+    bert.backbone.eval()
     before = [module.training for module in embedder.modules()]
     assert {*before} == {True, False}
     embedder.encode(SENTENCES)
     assert [module.training for module in embedder.modules()] == before
-    embedder.eval()
+    monkeypatch.setattr(bert, "forward", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        embedder.encode(SENTENCES)
+    assert [module.training for module in embedder.modules()] == before
 
 
 def test_in_bf16_the_backbone_rounds_and_pooling_and_head_do_not(encoder):
@@ -164,14 +162,6 @@ def test_encoding_and_what_follows_a_pooler_is_in_float32_whatever_the_caller_co
         x = embedder.embed(tokens(embedder))
         assert embedder.pool(tokens(embedder)).dtype == x.dtype == torch.float32
     assert_close(x, precise, atol=0.02, rtol=0.02)
-
-
-def test_the_mode_is_put_back_when_encoding_is_broken_off(bert, monkeypatch):
-    embedder = embedder_of(bert).train()
-    monkeypatch.setattr(bert, "forward", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        embedder.encode(SENTENCES)
-    assert embedder.training and bert.backbone.training
 
 
 def test_a_view_has_its_own_dropout_one_pass_serves_many_views_and_hard_negatives_are_apart(bert):

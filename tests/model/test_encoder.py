@@ -8,11 +8,7 @@ import torch
 from encoders import COMMIT, SENTENCES, backbone, nowhere
 from programs import started
 from torch.testing import assert_close
-from transformers import (
-    AutoModel,
-    AutoTokenizer,
-    BertForMaskedLM,
-)
+from transformers import AutoModel, AutoTokenizer, BertForMaskedLM
 
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import scratch

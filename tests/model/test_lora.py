@@ -4,24 +4,17 @@ import sys
 from functools import partial
 from itertools import product
 
-import programs
 import pytest
 import torch
 from encoders import SENTENCES, architecture, embedder_of
 from model.test_packed import RELATIVES, batch, gradients, transformers_own
 from model.test_packed import backbone as packable
-from test_distributed import (
-    apart,
-    batch_of,
-    encoder_of,
-    gradient,
-    module_of,
-    stepped,
-)
+from test_distributed import apart, batch_of, encoder_of, gradient, module_of, stepped
 from test_scripts import TINY
 from torch.testing import assert_close
 from transformers import AutoModel
 
+from whitenedcse.app import cli
 from whitenedcse.model import packed
 from whitenedcse.model.attention import kept, scale
 from whitenedcse.model.embedder import Embedder
@@ -137,14 +130,7 @@ def test_the_merged_weight_is_the_sum(bert):
     assert shared is bert.backbone.embeddings.word_embeddings.weight  # no second copy of what is frozen
 
 
-def test_settings_that_cannot_be_are_refused_and_without_peft_the_command_is_named(bert, monkeypatch):
-    for settings, words in (
-        ({"r": -1}, "should be a positive integer"),
-        ({"dropout": 1.1}, "has to be between 0 and 1"),
-        ({"modules": ["valve"]}, "No modules were targeted for adaptation"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            LoRA(**{"r": 2} | settings).adapt(bert.backbone)
+def test_without_peft_the_command_is_named(bert, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ValueError, match=r"encoder.lora.r=8 needs peft .*pip install 'whitenedcse\[lora\]'"):
         LoRA(r=8).adapt(bert.backbone)
@@ -166,15 +152,12 @@ def test_chunks_and_the_masked_term_reach_the_adapters_that_take_part_alone(toke
 
 
 @pytest.mark.slow
-def test_train_and_evaluate_with_adapters_and_prefixes(tmp_path):
+def test_train_and_evaluate_with_adapters_and_prefixes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     words = [*TINY, "encoder.lora.r=2", "loss=matryoshka", "loss.dims=[4,8]", "trainer.max_steps=2"]
     words += ["run=one"]
-    done = programs.started("train.py", *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert cli.main(["train", *words]) == 0
     best = AutoModel.from_pretrained(tmp_path / "outputs/one/best")
     assert not any("lora" in name for name in best.state_dict())
     asked = ["model=outputs/one", "tasks=quickstart", "postprocess=prefix", "k=4"]
-    done = programs.started("evaluate.py", *asked, cwd=tmp_path)
-    assert done.returncode == 0 and "prefix-4 " in done.stdout, done.stderr
-    again = programs.started("train.py", *words, "encoder.lora.r=3", cwd=tmp_path)
-    assert "encoder.lora.r=3 (it began with 2)" in again.stderr
+    assert cli.main(["evaluate", *asked]) == 0 and "prefix-4 " in capsys.readouterr().out

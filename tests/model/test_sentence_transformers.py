@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -123,6 +124,29 @@ def test_each_setting_that_changes_vectors_is_read_whatever_its_file_is_called(p
     tried("longer", {"max_seq_length": 12}, limit=7)
     tried("half", {"model_args": {"torch_dtype": "float32", "attn_implementation": "eager"}})
     tried("none", {"tokenizer_args": {}, "config_args": {}})
+
+
+def test_a_chain_of_layers_is_read_as_it_is_and_what_would_be_wrong_is_left_to_that_library(plain, tmp_path):
+    linear, relu = {"activation_function": torch.nn.Identity()}, {"activation_function": torch.nn.ReLU()}
+    for i, (layers, said) in enumerate(
+        [
+            ([Dense(16, 9, bias=False, **linear), Dense(9, 4, **linear), Normalize()], ""),
+            ([Dense(16, 16), Dense(16, 9, **linear), Dense(9, 4, bias=False, **linear)], ""),
+            ([Dense(16, 9, **relu)], "is a Dense with .*ReLU; read are square tanh, linear ones, tanh"),
+            (
+                [Dense(16, 16, **linear), Dense(16, 16), Dense(16, 9, **linear)],
+                "4_Dense is a Dense .*Identity",
+            ),
+            (
+                [Normalize(), Dense(16, 9, **linear)],
+                "Normalize, Dense; supported are .* and, last, Normalize",
+            ),
+        ]
+    ):
+        every = [Transformer(str(plain)), Pooling(16, "mean"), *layers]
+        SentenceTransformer(modules=every, device="cpu").save(str(out := tmp_path / str(i)))
+        with pytest.raises(ForeignModules, match=said) if said else nullcontext():
+            agree(out)
 
 
 POOLINGS = [

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from encoders import whitened_by_hand
 from matplotlib.image import imread
 from matplotlib.text import Text
 
@@ -73,9 +74,8 @@ def test_every_point_of_every_figure(tasks, tmp_path, monkeypatch):
     three = planes.astype(float).mean(0)
     assert average(read["subsets"], layers="0+1+2") == pytest.approx(by_hand(tasks, of(three)))
     fit = planes[2][agenda.fits["target"]["A"]].astype(float)
-    u, s, _ = np.linalg.svd(np.cov(fit.T))
     for k in (2, 4):
-        y = (planes[2] - fit.mean(0)) @ (u / np.sqrt(s))[:, :k]
+        y = whitened_by_hand(fit, k)(planes[2])
         assert average(read["components"], k=str(k)) == pytest.approx(by_hand(tasks, of(y)), abs=1e-9)
     assert [len(rows) for rows in read.values()] == [6 * 2 * 3, 7 * 3, 4 * 3]
     averages = [row for row in read["subsets"] if row["task"] == "average"]

@@ -242,11 +242,8 @@ def test_unfinished_runs_and_repeated_seeds_are_named_and_not_counted(tmp_path):
     trained(tmp_path / "s/3", 2, 99.0)
     grid = table([tmp_path / "s"])[0]
     assert row(grid, "all runs")["dev best"] == f"71.00 ± {np.std([70, 72], ddof=1):.2f}"
-    for begins, ends in (
-        ("not finished, not counted:", "s/2 (all runs)"),
-        ("seed 2 again, not counted", "s/3 (all runs)"),
-    ):
-        assert any(note.startswith(begins) and note.endswith(ends) for note in grid.notes)
+    for begins, run in (("not finished, not counted:", "s/2"), ("seed 2 again, not counted", "s/3")):
+        assert any(note.startswith(begins) and note.endswith(f"{run} (all runs)") for note in grid.notes)
     with pytest.raises(ValueError, match="none of 1 runs is finished: .*s/2 has no scores"):
         table([tmp_path / "s/2"])
 
@@ -284,11 +281,8 @@ def test_the_place_of_a_page_is_made_and_tables_of_any_form_stand_alone_on_the_s
         assert cli.main(["report", "a", "b", "--to", form]) == 0
         out, error = capsys.readouterr()
         assert mark in out and "written" not in out and error.count("written: ") == 2
-        assert (
-            ("says nothing of other seeds" in error)
-            == (form == "csv")
-            != ("says nothing of other seeds" in out)
-        )
+        noted = "says nothing of other seeds"
+        assert (noted in error) == (form == "csv") != (noted in out)
 
 
 def test_a_report_that_cannot_be_made_says_why_in_one_line(capsys, tmp_path, monkeypatch):
@@ -315,26 +309,17 @@ def test_a_report_that_cannot_be_made_says_why_in_one_line(capsys, tmp_path, mon
 
 
 def test_a_label_is_what_differs_between_command_lines_without_the_seed_or_else_between_settings(tmp_path):
-    grid = [
-        (
-            f"+system={name} optim.lr={lr} hydra/x=y",
-            {"views": lr, "head__whitening__eps": i // 2, "system": name},
-        )
-        for i, (name, lr) in enumerate(itertools.product(("sgw", "zca"), (1, 2)))
+    grid = []
+    for i, (name, lr) in enumerate(itertools.product(("sgw", "zca"), (1, 2))):
+        settings = {"views": lr, "head__whitening__eps": i // 2, "system": name}
+        grid.append((f"+system={name} optim.lr={lr} hydra/x=y", settings))
+    views = [("", {}), ("views=4", {"views": 4}), ("views=5", {"views": 5})]
+    cases = [
+        (grid, ["sgw, optim.lr=1", "sgw, optim.lr=2", "zca, optim.lr=1", "zca, optim.lr=2"]),
+        (views, ["views=3", "views=4", "views=5"]),
+        ([("", {}), ("", {"head__whitening__eps": 0.2})], [f"head.whitening.eps={x}" for x in (0.1, 0.2)]),
     ]
-    for case, (lines, wanted) in enumerate(
-        [
-            (grid, ["sgw, optim.lr=1", "sgw, optim.lr=2", "zca, optim.lr=1", "zca, optim.lr=2"]),
-            (
-                [("", {}), ("views=4", {"views": 4}), ("views=5", {"views": 5})],
-                ["views=3", "views=4", "views=5"],
-            ),
-            (
-                [("", {}), ("", {"head__whitening__eps": 0.2})],
-                [f"head.whitening.eps={x}" for x in (0.1, 0.2)],
-            ),
-        ]
-    ):
+    for case, (lines, wanted) in enumerate(cases):
         for i, (words, settings) in enumerate(lines):
             trained(tmp_path / f"{case}/{i}", overrides=[f"seed={i}", *words.split()], **settings)
         found = sweep.gathered(sweep.runs([tmp_path / str(case)]))

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from encoders import SENTENCES
+from encoders import SENTENCES, whitened_by_hand
 from numpy.testing import assert_allclose
 
 from whitenedcse.app import cli
@@ -25,19 +25,12 @@ def demo():
     gc.collect()  # its loops and sockets here, where warnings are ignored, and not in another test
 
 
-def whitened(x, y, k):
-    """y by the transform that whitens x, from the eigenvectors of its covariance, k of most variance."""
-    values, axes = np.linalg.eigh(np.cov(x.T, bias=True))
-    best = np.argsort(-values)[:k]
-    return (y - x.mean(0)) @ axes[:, best] / np.sqrt(values[best])
-
-
 def test_neighbours_and_cosines_are_those_of_the_definition(demo, embedder):
     for unit in (False, True):
         trial = demo.Trial(scaled(embedder, unit=unit), TEXTS)
         raw, asked = (embedder.encode(texts).astype(np.float64) for texts in (TEXTS, [QUERY]))
         for k in (None, 4, 10):
-            x, q = (raw, asked) if k is None else (whitened(raw, raw, k), whitened(raw, asked, k))
+            x, q = (raw, asked) if k is None else map(whitened_by_hand(raw, k), (raw, asked))
             wanted = x @ q[0] / np.linalg.norm(x, axis=1) / np.linalg.norm(q)
             best = np.argsort(-wanted, kind="stable")[:5]
             got = trial.nearest(QUERY, k, 5)

@@ -122,8 +122,10 @@ def test_a_damaged_file_is_named_and_encoded_again_when_it_is_deleted(job, monke
     whole = vectors(job.out)
     for path in Path(job.out).iterdir():
         before = path.read_bytes()
-        for place in range(0, len(before), max(1, len(before) // 9)):
-            path.write_bytes(before[:place] + bytes([before[place] ^ 1]) + before[place + 1 :])
+        places = range(0, len(before), max(1, len(before) // 9))
+        flips = [before[:i] + bytes([before[i] ^ 1]) + before[i + 1 :] for i in places]
+        for content in (*flips, b"", before[: len(before) // 2]):
+            path.write_bytes(content)
             with pytest.raises(
                 ValueError, match=r"(shard-0000\d.npy|manifest|digests-\w+).* is damaged|lacks"
             ):

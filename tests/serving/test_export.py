@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from encoders import SENTENCES, embedder_of
-from exported import by_onnxruntime, by_sentence_transformers
+from exported import by_onnxruntime, by_sentence_transformers, by_transformers
 from huggingface_hub import ModelCard
 from numpy.testing import assert_allclose
 from safetensors.torch import load_file, save_file
@@ -55,20 +55,6 @@ def embedder(bert):
 
 def white(embedder, k=5):
     return whitened(embedder, Postprocess("whitening").fit(scaled(embedder, unit=False).encode(CORPUS)), k)
-
-
-def by_transformers(out, texts, kind, layers):
-    """One text at a time, without padding."""
-    from transformers import AutoModel, AutoTokenizer
-
-    model, tokenizer = AutoModel.from_pretrained(out).eval(), AutoTokenizer.from_pretrained(out)
-    reduced = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.amax(0)}[kind]
-    rows = []
-    for text in texts:
-        with torch.no_grad():
-            hidden = model(**tokenizer(text, truncation=True, return_tensors="pt"), output_hidden_states=True)
-        rows.append(torch.stack([reduced(hidden.hidden_states[layer][0]) for layer in layers]).mean(0))
-    return torch.stack(rows).numpy()
 
 
 def assert_alike(found, wanted):
@@ -154,9 +140,10 @@ def test_an_export_holds_no_code_and_every_file_of_it_is_checked(embedder, tmp_p
     assert {path.suffix for path in files} == {".json", ".safetensors"}
     for path in files:
         whole = path.read_bytes()
-        path.write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
-        with pytest.raises(ValueError, match=r"copy (the checkpoint|or make it) again"):
-            Embedder.load(out)
+        for content in (whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:], whole[:-9], b""):
+            path.write_bytes(content)
+            with pytest.raises(ValueError, match=r"copy (the checkpoint|or make it) again"):
+                Embedder.load(out)
         path.write_bytes(whole)
     (out / "README.md").write_text("a card that was edited")
     Embedder.load(out)

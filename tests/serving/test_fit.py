@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from encoders import SENTENCES, embedder_of
+from encoders import SENTENCES, embedder_of, whitened_by_hand
 from numpy.testing import assert_allclose
 
 from whitenedcse.app import cli
@@ -26,16 +26,6 @@ def corpus(tmp_path):
     path = tmp_path / "corpus.txt"
     path.write_text("\n".join([*TEXTS, "", "  ", "\u200b\ufeff\u00ad", TEXTS[0]]) + "\n")
     return Corpus(str(path))
-
-
-def by_hand(x, k=None):
-    """x (n, d) and y -> y whitened: from the eigenvectors of the covariance, in float64."""
-    x = x.astype(np.float64)
-    values, axes = np.linalg.eigh(np.cov(x.T, bias=True))
-    order = np.argsort(-values)[:k]
-    varies = values[order] > 1e-12 * values.max()  # LayerNorm: one is empty
-    scale = np.where(varies, values[order], np.inf) ** -0.5
-    return lambda y: (y - x.mean(0)) @ axes[:, order] * scale
 
 
 def up_to_sign(a, b):
@@ -63,7 +53,7 @@ def test_it_is_fitted_to_every_text_with_tokens_as_often_as_it_comes(embedder, c
 def test_the_vectors_are_whitened_and_then_of_unit_length(embedder, corpus):
     x = embedder.encode(TEXTS)
     for k, unit in product((None, 5), (False, True)):
-        wanted = by_hand(embedder.encode([*TEXTS, TEXTS[0]]), k)(x)
+        wanted = whitened_by_hand(embedder.encode([*TEXTS, TEXTS[0]]), k)(x)
         source = scaled(embedder, unit=unit)
         ended = whitened(source, fit_of(source, corpus), k)
         wanted = wanted / np.linalg.norm(wanted, axis=1, keepdims=True) if unit else wanted
@@ -169,13 +159,8 @@ def test_an_embedder_and_a_fit_may_be_named_by_their_paths(source, embedder, tmp
     fit.save(tmp_path / "fit")
     wanted = whitened(embedder, fit, 4).encode(TEXTS)
     assert_allclose(whitened(source, tmp_path / "fit", 4).encode(TEXTS), wanted, atol=1e-6)
-    for wrong, message in (
-        (lambda: whitened(3, fit), "an Embedder or the path of one is expected, not int"),
-        (lambda: fit.fit(TEXTS), "rows of numbers are expected, not .*: encode texts first"),
-        (lambda: fit.transform(TEXTS), "rows of numbers are expected"),
-    ):
-        with pytest.raises(TypeError, match=message):
-            wrong()
+    with pytest.raises(TypeError, match="an Embedder or the path of one is expected, not int"):
+        whitened(3, fit)
 
 
 def test_a_fit_replaces_a_fit_alone(source, corpus, tmp_path, capsys):

@@ -3,14 +3,12 @@
 import logging
 import math
 import re
-import runpy
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from programs import ROOT
 
+from whitenedcse.app import cli
 from whitenedcse.training.monitor import UNIFORMITY, Monitor, Row, alarms
 
 GUESS = math.log(64)
@@ -23,9 +21,7 @@ def test_a_quick_start_is_alarmed_at_where_its_rate_collapses_the_space(tmp_path
     words = "encoder.layers=1 encoder.width=64 encoder.heads=2 head.dense=true monitor.every=8 tasks=none"
     words += " trainer.max_steps=26 trainer.log_every_n_steps=4 trainer.accelerator=cpu"
     for lr, said in ((4e-3, 0), (0.1, 1)):
-        given = [str(ROOT / "train.py"), *words.split(), f"optim.lr={lr}", f"run=r{lr}"]
-        monkeypatch.setattr(sys, "argv", given)
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        assert cli.main(["train", *words.split(), f"optim.lr={lr}", f"run=r{lr}"]) == 0
         lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
         assert len(lines) == said
         assert all(

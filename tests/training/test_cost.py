@@ -5,15 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from encoders import SENTENCES, embedder_of
-from lightning import LightningDataModule
-from torch.utils.data import DataLoader
+from encoders import embedder_of
+from test_training import EightSentences
 
 from whitenedcse.app.config import message
-from whitenedcse.data.datamodule import Batch
-from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.tasks import Subset
-from whitenedcse.ragged import concatenate, ragged
+from whitenedcse.ragged import ragged
 from whitenedcse.training import monitor as module
 from whitenedcse.training.module import ContrastiveTraining
 from whitenedcse.training.monitor import Monitor
@@ -80,15 +77,12 @@ class Hungry:
 
 def test_a_step_that_runs_out_of_memory_says_its_batch_and_the_peak_in_one_line(bert, monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 78 * 2**30)
-    rows = ragged(token_ids(SENTENCES, bert.tokenizer, 32))
-    data, batches = LightningDataModule(), [Batch(concatenate([rows] * 2), None, 8)] * 2
-    loader = DataLoader(batches, batch_size=None, collate_fn=lambda batch: batch)
-    data.train_dataloader = lambda: loader
+    data = EightSentences(bert.tokenizer, 2)
     trainer = Trainer(chunk=None, accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False)
     with pytest.raises(torch.OutOfMemoryError) as caught:
-        trainer.fit(ContrastiveTraining(embedder=embedder_of(bert), loss=Hungry(), views=2), data)
-    count = 2 * len(rows.ids)
+        trainer.fit(ContrastiveTraining(embedder=embedder_of(bert), loss=Hungry()), data)
+    count = 3 * len(data.batch.ids)
     assert message(caught.value, []) == (
-        f"a batch of 8 sentences, 2 passes and {count} tokens runs out of memory, at a peak of 78.0 GiB; "
+        f"a batch of 8 sentences, 3 passes and {count} tokens runs out of memory, at a peak of 78.0 GiB; "
         "trainer.chunk=16 gives the same gradient with less memory"
     )

@@ -36,12 +36,8 @@ def test_a_transform_is_fitted_to_the_rows_that_were_trained_on_and_to_no_other_
     monkeypatch.setattr(suite, "plan", lambda *arguments: plans.append(plan(*arguments)) or plans[-1])
 
     def white(output, **sample):
-        named = {
-            "tasks": str(home / "pairs.tsv"),
-            "output": home / output,
-            "postprocess": "whitening",
-            "k": 2,
-        }
+        named = {"tasks": str(home / "pairs.tsv"), "output": home / output}
+        named |= {"postprocess": "whitening", "k": 2}
         return whitenedcse.evaluate(home / run.path, settings={"fit": "training", **sample}, **named)
 
     for sample, size in (({}, 16), ({"sample": 9}, 9), ({"sample": None}, 16)):
@@ -174,7 +170,7 @@ def test_the_pause_between_evaluations_follows_the_length_of_the_run(tmp_path):
     for steps, every in ((5, 10), (2000, 100), (10**6, 125), (float("inf"), 125)):
         trainer = SimpleNamespace(estimated_stepping_batches=steps, global_step=0, should_stop=False)
         monitor = Monitor(every=None, directory=tmp_path, say=print, **quiet)
-        monitor.rows = [object()]
+        monitor.rows = [Row(0, {})]
         monitor.on_train_start(trainer, module)
         assert monitor.every == every
 

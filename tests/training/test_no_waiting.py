@@ -3,20 +3,16 @@
 from types import SimpleNamespace
 
 import lightning
-import pytest
 import torch
-from encoders import SENTENCES, whitening
-from lightning import Callback, LightningDataModule, seed_everything
+from encoders import whitening
+from lightning import Callback, seed_everything
+from test_training import EightSentences
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader
 
-from whitenedcse.data.datamodule import Batch
-from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import packed
 from whitenedcse.model.attention import bounds
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import ProjectionHead
-from whitenedcse.ragged import concatenate, ragged
 from whitenedcse.training.checkpoints import Safekeeping
 from whitenedcse.training.loggers import PlainProgress, Record
 from whitenedcse.training.module import ContrastiveTraining
@@ -56,27 +52,17 @@ class Watch(Callback):
             self.waits.__exit__(None, None, None)
 
 
-class Sentences(LightningDataModule):
-    def __init__(self, tokenizer):
-        super().__init__()
-        rows = ragged(token_ids(SENTENCES, tokenizer, 32))
-        self.batch = Batch(concatenate([rows] * 2), None, len(SENTENCES))
-
-    def train_dataloader(self):
-        return DataLoader([self.batch] * STEPS, batch_size=None, collate_fn=lambda batch: batch)
-
-
-def watched(encoder, tmp_path, head=None):
+def watched(encoder, tmp_path, head):
     """What the host waited for in three steps of train.py's trainer and callbacks, no number being due."""
     seed_everything(0, verbose=False)
     head = ProjectionHead(encoder.width, whitening=head)
-    module = ContrastiveTraining(embedder=Embedder(encoder=encoder, head=head), views=2)
+    module = ContrastiveTraining(embedder=Embedder(encoder=encoder, head=head), views=3)
     waits = Waits()
     keep = Safekeeping(tmp_path, 1000, SimpleNamespace(every=100), "", lambda text: None)
     settings = {"max_epochs": 1, "logger": False, "gradient_clip_val": 1.0, "log_every_n_steps": 100}
     callbacks = [Watch(waits), keep, Record(), PlainProgress(say=str)]
     trainer = Trainer(chunk=None, accelerator="cpu", callbacks=callbacks, **settings)
-    trainer.fit(module, Sentences(encoder.tokenizer))
+    trainer.fit(module, EightSentences(encoder.tokenizer, STEPS))
     return waits.found
 
 
@@ -86,12 +72,6 @@ def test_a_step_between_two_logged_ones_waits_for_nothing(bert, tmp_path, monkey
     monkeypatch.setattr(packed, "laid_out", laid_out)
     monkeypatch.setattr(packed, "unpadded_attention", lambda q, k, v, **_: q + (k + v).mean(0))  # of a GPU
     assert watched(bert, tmp_path, whitening(gradient="full")) == []
-
-
-@pytest.mark.slow
-def test_padded_batches_wait_once_for_each_pass_where_transformers_looks_at_the_mask(bert, tmp_path):
-    bert.batches = "padded"
-    assert watched(bert, tmp_path) == ["_local_scalar_dense"] * (LAST - FIRST)
 
 
 def test_ranks_do_not_ask_their_devices_for_signals():
@@ -108,12 +88,13 @@ def test_ranks_do_not_ask_their_devices_for_signals():
 def test_ranks_compare_the_sizes_of_their_batches_once_a_run(bert, monkeypatch):
     asked = []
     monkeypatch.setattr("whitenedcse.training.module.equal_sizes", asked.append)
-    module = ContrastiveTraining(embedder=Embedder(encoder=bert), views=2)
+    module = ContrastiveTraining(embedder=Embedder(encoder=bert), views=3)
     module.log = lambda *_, **__: None
+    (batch,) = EightSentences(bert.tokenizer, 1).train_dataloader()
     for _ in range(2):  # runs
         (ours,) = [part for part in module.configure_callbacks()]
         ours.setup(SimpleNamespace(precision="32-true"), module, "fit")
         for step in range(3):
-            module.training_step(Sentences(bert.tokenizer).batch, step)
+            module.training_step(batch, step)
         ours.teardown(None, module, "fit")
-    assert asked == [len(SENTENCES)] * 2
+    assert asked == [batch.n] * 2

@@ -5,19 +5,8 @@ import torch
 from whitenedcse.training import module
 from whitenedcse.training.module import reseed
 
-POSITIONS = [
-    (0, 1, 2),
-    (1, 0, 2),
-    (0, 2, 1),
-    (0, 1),
-    (1, 0),
-    (0, 1, 2, 0),
-    (0, 12),
-    (0, 1, -2),
-    (-1,),
-    (1,),
-    (),
-]
+POSITIONS = [(0, 1, 2), (1, 0, 2), (0, 2, 1), (0, 1), (1, 0), (0, 1, 2, 0), (0, 12), (0, 1, -2)]
+POSITIONS += [(-1,), (1,), ()]
 
 
 def draw(*position):

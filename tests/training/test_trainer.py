@@ -31,13 +31,6 @@ def test_alone_it_is_one_and_a_number_is_that_number_with_checkpoints_of_ours():
     assert isinstance(trainer(devices=1).strategy.checkpoint_io, Checkpoints)
 
 
-def test_srun_with_a_number_of_tasks_in_all_is_told_what_to_say(monkeypatch):
-    for name, value in {"SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_JOB_NAME": "x"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(RuntimeError, match="Use `--ntasks-per-node=2`"):
-        trainer()
-
-
 def test_collectives_wait_for_the_time_that_is_set():
     made = trainer(devices=2, timeout=7.5)
     assert made.strategy._timeout == timedelta(seconds=7.5)  # given to init_process_group

@@ -451,5 +451,5 @@ def inherited(hydras: Any) -> list[str]:
 
 for resolver in (when, scratch, passes, options, precision):
     OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
-for resolver in (label, stamp):  # which all jobs of a sweep share
-    OmegaConf.register_new_resolver(resolver.__name__, resolver, use_cache=True, replace=True)
+OmegaConf.register_new_resolver("label", label, use_cache=True, replace=True)  # for all jobs of a sweep
+OmegaConf.register_new_resolver("stamp", stamp, use_cache=True, replace=True)

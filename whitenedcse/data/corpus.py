@@ -95,8 +95,10 @@ class Usable:
             yield row
         kept = len(hashes)
         if not kept:
+            a_list = "; a .json is a list of objects, as by pandas' to_json(orient='records')"
             raise ValueError(
                 f"{self.corpus.path}: 0 usable sentences in {self.total} lines: blank, or no texts"
+                + a_list * self.corpus.path.endswith(".json")
             )
         distinct = len(np.unique(np.frombuffer(hashes, np.int64)))
         self.counts = Counts(self.total, self.blank, kept, kept - distinct)

@@ -31,11 +31,11 @@ FORMAT = "0.3"  # the first version that writes checkpoints so
 FOREIGN = "not what train.py wrote beside these weights; copy the whole checkpoint again"
 
 
-def save(embedder: Embedder, directory: Path) -> None:
+def save(embedder: Embedder, directory: Path, evaluated: Any = None) -> None:
     """Write the checkpoint to a draft folder, then rename it: a kill never leaves half of one.
 
-    Low-rank adapters are merged. Raises OSError, or ValueError for a directory that holds something else; it
-    is then unchanged.
+    Low-rank adapters are merged. evaluated: what `evaluation` gives back. Raises OSError, or ValueError for a
+    directory that holds something else; it is then unchanged.
     """
     there = [path.name for path in directory.iterdir()] if directory.is_dir() else []
     if SETTINGS not in there and not all(map(hidden, there)):
@@ -52,7 +52,10 @@ def save(embedder: Embedder, directory: Path) -> None:
         if embedder.final is not None:
             save_file(dict(embedder.final.state_dict()), draft / FINAL)
         sentence_transformers.write(embedder, draft)
-        (draft / SETTINGS).write_text(json.dumps({"whitenedcse": FORMAT, **settings(embedder)}, indent=2))
+        content = {"whitenedcse": FORMAT, **settings(embedder)} | (
+            {"evaluated": evaluated} if evaluated else {}
+        )
+        (draft / SETTINGS).write_text(json.dumps(content, indent=2))
         seal(draft)
 
 
@@ -86,6 +89,12 @@ def read(directory: Path) -> dict[str, Any]:
     if content.get("whitenedcse") != FORMAT:
         raise ValueError(f"{directory / SETTINGS} was written by version 0.2.0 or before; train it again")
     return content
+
+
+def evaluation(directory: Path) -> Any:
+    """What was noted of the evaluation of the checkpoint in a directory; None where there is none."""
+    restore(directory)
+    return read(directory).get("evaluated") if (directory / SETTINGS).exists() else None
 
 
 def load(path: str, pooling: Pooling | str | None = None) -> Embedder:

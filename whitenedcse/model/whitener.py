@@ -8,7 +8,6 @@ v: views    n: sentences    d: width    g: groups    w = d / g: channels in a gr
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -112,15 +111,9 @@ def too_few_rows(settings: WhiteningSettings | None, d: int, *, n: int) -> str:
 
 
 def check_rows(settings: WhiteningSettings | None, d: int, *, n: int) -> None:
-    """Raise ValueError for `too_few_rows`, or warn for "pca" and "zca", which average over batches."""
-    said = too_few_rows(settings, d, n=n)
-    if not said or settings is None:
-        return
-    if settings.kind in WHOLE:
-        later = f"head={settings.kind} averages over batches, so that only the first steps suffer"
-        warnings.warn(f"{said}; {later}; a larger data.batch_size helps", stacklevel=2)
-        return
-    raise ValueError(f"{said}: use a larger data.batch_size or a smaller head.whitening.group_width")
+    """Raise ValueError for `too_few_rows`; not for "pca" and "zca", which average over batches."""
+    if (said := too_few_rows(settings, d, n=n)) and settings and settings.kind not in WHOLE:
+        raise ValueError(f"{said}: use a larger data.batch_size or a smaller head.whitening.group_width")
 
 
 @takes_numbers

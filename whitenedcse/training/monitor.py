@@ -228,6 +228,10 @@ class Monitor(Callback):
         self.rows: list[Row] = []
         self.warned: list[str] = []  # the kinds of alarms given
         self.guess = 0.0  # the loss of guessing
+        self.resumed = 0  # the last step evaluated before this life of the run
+        self.lost: Row | None = (
+            None  # of an earlier life, where it was killed and is not repeated: that of best/
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluations so far, for a run that resumes."""
@@ -252,6 +256,9 @@ class Monitor(Callback):
             self.every = int(min(max(steps / EVALUATIONS, STEPS[0]), STEPS[1]))
         if not self.rows:
             self.measure(trainer, pl_module)
+        self.resumed, kept = self.rows[-1].step, checkpoint.evaluation(self.directory)
+        if kept and Row(*kept) not in self.rows:
+            self.lost = Row(*kept)
         self.stop_in_vain(trainer)
 
     def on_train_batch_end(  # noqa: PLR0913  Lightning's signature
@@ -273,14 +280,14 @@ class Monitor(Callback):
         embedder, data, step = module.embedder, trainer.datamodule, trainer.global_step  # type: ignore[attr-defined]
         values = self.dev_set.measured(embedder, data, step)
         self.rows.append(Row(step, values))
-        new = len(self.rows) > 1 and self.best is self.rows[-1]
+        new = len(self.rows) > 1 and self.highest is self.rows[-1]
         if new or len(self.rows) % BASELINES == 1:
             values.update(self.dev_set.whitened(embedder, data))
         for logger in trainer.loggers:
             logger.log_metrics({name: v for name, v in values.items() if v is not None}, step=step)
         self.say(f"step {step}: {self.dev_set.said(values)}")
         if new and trainer.is_global_zero:
-            checkpoint.save(embedder, self.directory)
+            checkpoint.save(embedder, self.directory, self.rows[-1])
         self.warn(trainer)
         self.stop_in_vain(trainer)
         self.evaluating += time.perf_counter() - began
@@ -300,9 +307,10 @@ class Monitor(Callback):
         """Stop training if the last `patience` evaluations were all below the best."""
         if self.patience is None or trainer.should_stop:
             return
-        if len(self.rows) - 1 - self.rows.index(self.best) >= self.patience:
+        best = self.highest
+        if len(self.rows) - 1 - self.rows.index(best) >= self.patience:
             trainer.should_stop = True
-            self.say(f"training stops: no better score since step {self.best.step} (monitor.patience)")
+            self.say(f"training stops: no better score since step {best.step} (monitor.patience)")
 
     @property
     def before(self) -> Row:
@@ -311,10 +319,12 @@ class Monitor(Callback):
 
     @property
     def best(self) -> Row:
-        """The evaluation of the best checkpoint.
+        """The evaluation of the checkpoint in best/: `highest`, or one that a killed life has left there."""
+        return self.lost if self.lost and self.highest.step <= self.resumed else self.highest
 
-        It is the first with the highest dev/spearman after training began or, without dev pairs, the last.
-        """
+    @property
+    def highest(self) -> Row:
+        """The first with the highest dev/spearman after training began or, without dev pairs, the last."""
         if isinstance(self.dev_set, HeldOut):
             return self.rows[-1]
         return max(self.rows[1:] or self.rows, key=score)
