@@ -255,6 +255,7 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
         claim.comparison,
         claim.hypothesis,
         claim.own_part,
+        claim.parts,
         claim.by_test,
         claim.alike,
         claim.rates,

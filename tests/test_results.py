@@ -143,6 +143,17 @@ def test_what_the_readme_says_of_the_committed_comparisons_holds():
     p_raw, p_best = table.corrected([raw, best])
     assert found[0].difference > 0 and ("no gain of WhitenedCSE over" in text) == (p_raw >= 0.05)
     assert f"{found[1].difference:+.2f} ({f'p {p_best:.2g}' if p_best < 0.05 else 'n.s.'})" in text
+    (third, p_third), (whitening, p_whitening) = (
+        table.of_parts()[x][0] for x in (table.THIRD, table.WHITENING)
+    )
+    by_seed = [
+        {s: table.average(row, "raw") for s, row in table.of_system("mlm", x).items()}
+        for x in ("none2", "none3")
+    ]
+    assert third == [by_seed[1][s] - by_seed[0][s] for s in sorted(by_seed[1])]
+    assert f"by {table.difference(third, p_third)}, and whitening beside three views by" in text
+    assert f"{table.difference(whitening, p_whitening)}, at best readouts by" in text
+    assert "one run each: +0.12 and +2.41)" in text
     weak_best = table.of_claim("scratch", "best")
     added = [
         max(np.mean([*x.values()]) for x in e.averages) - e.untouched for e in (best, private_best, weak_best)

@@ -275,11 +275,16 @@ def sentences() -> str:
     shown = f"p {p_best:.2g}" if p_best < ALPHA else "n.s."
     means = ([fmean(scores.values()) for scores in each.averages] for each in (private, private_best))
     one, two = (after - before for before, after in zip(*means, strict=True))
+    third, whitening = of_parts()[THIRD], of_parts()[WHITENING]
     return text(f"""
 - **On mlm_minilm** {found}, each at the best of three learning
   rates for it on STS-B dev: {apart:+.2f} points (the paper: {gain:+.2f}). At best readouts it is
   {apart_best:+.2f} ({shown}): SimCSE is {simcse:.2f} and WhitenedCSE {whitened:.2f} above the untouched
   encoder.
+- **A third view alone**, three by dropout without whitening, changes SimCSE there by {difference(*third[0])},
+  and whitening beside three views by {difference(*whitening[0])}, at best readouts by
+  {difference(*whitening[1])} ({len(third[0][0])} seeds; the paper, one run each: {of_paper(THIRD):+.2f} and
+  {of_paper(WHITENING):+.2f}).
 - **On another encoder**, made alike but not public, it gains {other:.2f} (20 seeds; 3e-4 is best for both).
   At best readouts {part:.0f} % of that ({low:.0f} to {high:.0f} %) is gone: SimCSE's mean changes
   by {one:+.2f}, WhitenedCSE's by {two:+.2f} ([all runs](results/claim/README.md)).
@@ -358,6 +363,59 @@ def own_part() -> str:
 By minilm-mlm's first token, at one rate: {two} with two views, {three} with three; {after} over whitening
 three views afterwards.
 """)
+
+
+THIRD, WHITENING = "a third view, without whitening", "whitening, with three views"
+PARTS = {  # of WhitenedCSE minus SimCSE: the systems whose difference each is
+    THIRD: ("none3", "none2"),
+    WHITENING: ("sgw3", "none3"),
+    "both: WhitenedCSE minus SimCSE": ("sgw3", "none2"),
+}
+
+
+def of_parts(bed: str = "mlm") -> dict[str, list[tuple[list[float], float]]]:
+    """Which part of WhitenedCSE minus SimCSE is the third view's, which whitening's; each at its own rate.
+
+    By name the differences over the seeds that all three systems have, raw and at best readouts, each with
+    its p. Hypothesis 3 of PLAN.md is the second; its p are corrected with those of crops, which count as 1.
+    """
+    every = {system: of_system(bed, system) for pair in PARTS.values() for system in pair}
+    seeds = sorted(set.intersection(*(set(own) for own in every.values())))
+    found = {}
+    for name, pair in PARTS.items():
+        differences = [
+            apart(*({s: average(every[system][s], readout) for s in seeds} for system in pair))
+            for readout in ("raw", "best")
+        ]
+        p = [compared(values).p or 1.0 for values in differences]
+        p = holm([*p, 1.0, 1.0])[:2] if name == WHITENING else p
+        found[name] = [*zip(differences, p, strict=True)]
+    return found
+
+
+def average(row: Row, readout: str) -> float:
+    """The average of the seven tests of a run with a readout, "raw" or "best"."""
+    return fmean(float(row[f"{readout} {test}"]) for test in TESTS)
+
+
+def parts() -> str:
+    """The table of `of_parts` on mlm_minilm."""
+    lines = [
+        [name, f"{of_paper(name):+.2f}", *(difference(*each) for each in found), str(len(found[0][0]))]
+        for name, found in of_parts().items()
+    ]
+    systems = dict.fromkeys(system for pair in PARTS.values() for system in pair)
+    rates = listed(f"{rate('mlm', system)} ({NAMES[system]})" for system in systems)
+    made = table(["", "the paper (Table 6, one run)", "as trained", "at best readouts", "seeds"], lines)
+    return f"{made}\n\n{text(f'Learning rates: {rates}.')}"
+
+
+def of_paper(name: str) -> float:
+    """One of PARTS in the paper's Table 6."""
+    rows = {row["label"].partition(":")[0]: row["values"][0] for row in tables()["WhitenedCSE/T6"]["rows"]}
+    labels = {"none2": "SimCSE", "none3": "no whitening, 3 views", "sgw3": "WhitenedCSE"}
+    one, other = (float(rows[labels[system]]) for system in PARTS[name])
+    return one - other
 
 
 def seeds_done() -> str:
@@ -443,7 +501,7 @@ def picture() -> None:
 def main() -> None:
     """Draw the picture and print the tables."""
     picture()
-    for made in (comparison, sentences, progress, gate, by_test, alike, rates):
+    for made in (comparison, sentences, progress, gate, by_test, alike, parts, rates):
         print(made(), end="\n\n")
 
 
