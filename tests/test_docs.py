@@ -21,7 +21,7 @@ from encoders import SENTENCES, WORDS, backbone, decoder_of
 from evaluation.test_doctor import COUNTS, MRPC, SICK, write
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from programs import ROOT, begun, started, started_anew
+from programs import ROOT, begun, free_port, started, started_anew
 from test_architecture import composed
 
 from whitenedcse.app.config import CONF, check_keys, plain, top
@@ -177,6 +177,7 @@ def run(words, home):
         return by_slurm(int(words[2]), words[4:], home, environment)
     words = [str(ROOT / word) if i in scripts else word for i, word in enumerate(words)]
     start = started if words[0] == "torchrun" else started_anew
+    environment["PET_MASTER_PORT"] = str(free_port())  # of torchrun, which another page may run meanwhile
     done = start(*words, cwd=home, **environment)
     return done.returncode, done.stdout + done.stderr
 
