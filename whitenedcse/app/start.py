@@ -262,7 +262,7 @@ class Checked(Callback):
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """End the process with the code of an error if jobs have failed."""
-        if "n_trials" in config.hydra.sweeper:
+        if "n_trials" in config.hydra.sweeper or placed() is not None:  # a rank ends with its job's error
             return
         count = len(jobs(config.hydra))
         if left := count - len([*Path(config.hydra.sweep.dir).glob("*/scores.json")]):

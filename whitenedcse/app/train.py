@@ -133,7 +133,7 @@ def built(cfg: DictConfig, own: Mapping[str, Any] = MappingProxyType({})) -> tup
     pooling = instantiate(cfg.pooling) if cfg.get("pooling") else has.get("pooling")
     made: Any = {"encoder": encoder, "pooling": pooling}
     if has.get("max_length"):  # sentences are embedded as long as they were trained on
-        made["max_length"] = max(has["max_length"], cfg.data.max_length)
+        made["max_length"] = max(has["max_length"], OmegaConf.select(cfg, "data.max_length", default=0))
     head = own["head"] if "head" in own else as_partial(cfg.head)
     made["head"] = head if isinstance(head, Module) else head(width=encoder.width)
     data: Any = instantiate(cfg.data)

@@ -19,13 +19,8 @@ from whitenedcse.evaluation.statistics import Draws
 from whitenedcse.files import writing
 from whitenedcse.run import Run, flat
 
-FREE = (
-    "seed",
-    "run",
-    "force",
-    "checkpoint_every",
-    "trainer.timeout",
-)  # by which runs of one group may differ
+# settings by which runs of one group may differ
+FREE = ("seed", "run", "force", "checkpoint_every", "trainer.timeout")
 DEVICES = ("trainer.devices", "trainer.num_nodes")  # by these too, unless gather=false
 BARE = ("experiment", "system")  # whose options are known by their names alone
 DEV = "monitor.dev"

@@ -229,9 +229,7 @@ class Monitor(Callback):
         self.warned: list[str] = []  # the kinds of alarms given
         self.guess = 0.0  # the loss of guessing
         self.resumed = 0  # the last step evaluated before this life of the run
-        self.lost: Row | None = (
-            None  # of an earlier life, where it was killed and is not repeated: that of best/
-        )
+        self.lost: Row | None = None  # the evaluation of best/, where a life that was killed left that
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluations so far, for a run that resumes."""
@@ -256,7 +254,8 @@ class Monitor(Callback):
             self.every = int(min(max(steps / EVALUATIONS, STEPS[0]), STEPS[1]))
         if not self.rows:
             self.measure(trainer, pl_module)
-        self.resumed, kept = self.rows[-1].step, checkpoint.evaluation(self.directory)
+        self.resumed = self.rows[-1].step
+        kept = checkpoint.evaluation(self.directory) if trainer.is_global_zero else None
         if kept and Row(*kept) not in self.rows:
             self.lost = Row(*kept)
         self.stop_in_vain(trainer)
