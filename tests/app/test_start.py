@@ -7,6 +7,8 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import lightning
 import pytest
@@ -16,6 +18,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from whitenedcse.app import cli, start
+from whitenedcse.app.train import end_job
 from whitenedcse.run import Run
 
 
@@ -168,6 +171,32 @@ def test_a_rank_that_fails_says_why_once_and_ends_the_others(launched, capfd):
         said = capfd.readouterr().err
         assert said.count("the cause") == 1 and "a consequence" not in said
         assert ("Traceback" in said) == (status == 1)
+
+
+def test_a_sweep_ends_with_an_error_if_fewer_runs_than_jobs_have_scores(tmp_path, capsys):
+    """Not if there are more, of a larger sweep of that name."""
+    hydras = {
+        "sweep": {"dir": str(tmp_path)},
+        "sweeper": {"params": None},
+        "overrides": {"task": ["seed=1,2"]},
+    }
+    config = OmegaConf.create({"hydra": hydras})
+    for job in range(3):
+        with pytest.raises(SystemExit, match="2") if job < 2 else nullcontext():
+            start.Checked().on_multirun_end(config)
+        (tmp_path / str(job)).mkdir()
+        (tmp_path / str(job) / "scores.json").touch()
+    start.Checked().on_multirun_end(config)
+    said = [f"error: {left} of 2 jobs failed, as said above" for left in (2, 1)]
+    assert capsys.readouterr().err.splitlines() == said
+
+
+def test_the_ranks_of_a_job_of_a_sweep_end_it_as_an_error_and_by_a_signal_the_sweep():
+    for mode, status, error in ((RunMode.MULTIRUN, 2, ValueError), (RunMode.MULTIRUN, 143, SystemExit)):
+        with pytest.raises(error):
+            end_job(status, SimpleNamespace(mode=mode))
+    with pytest.raises(SystemExit):
+        end_job(2, SimpleNamespace(mode=RunMode.RUN))
 
 
 def test_a_rank_ends_with_its_agent(monkeypatch, capsys):

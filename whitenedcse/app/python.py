@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from whitenedcse.training.loss import Loss, Term
 
-OWN = {  # settings that a system or an experiment may have, and the arguments of `train` for them
+YIELDING = {  # settings that a system or an experiment may have, and the arguments of `train` for them
     **{"views": "views", "data.batch_size": "batch_size", "data.max_length": "max_length"},
     "trainer.max_epochs": "epochs",
 }
@@ -141,7 +141,7 @@ def without_defaults(given: Settings, settings: Settings) -> dict[str, Any]:
     ]
     if {"+system", "+experiment"} & settings.keys():
         defaults = signature(train).parameters
-        left += [name for name, argument in OWN.items() if given[name] == defaults[argument].default]
+        left += [name for name, argument in YIELDING.items() if given[name] == defaults[argument].default]
     return {name: value for name, value in given.items() if name not in left}
 
 

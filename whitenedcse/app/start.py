@@ -265,6 +265,7 @@ class Checked(Callback):
         if "n_trials" in config.hydra.sweeper or placed() is not None:  # a rank ends with its job's error
             return
         count = len(jobs(config.hydra))
-        if left := count - len([*Path(config.hydra.sweep.dir).glob("*/scores.json")]):
+        left = count - len([*Path(config.hydra.sweep.dir).glob("*/scores.json")])
+        if left > 0:  # the folder may have jobs of a larger sweep
             sys.stderr.write(f"error: {left} of {count} jobs failed, as said above\n")
             sys.exit(BAD_INPUT)
