@@ -1,4 +1,4 @@
-"""The paper's comparison, here: python -m results.claim.table writes comparison.png and the tables of pages.
+"""The paper's comparison, here: python -m results.claim.table draws comparison.png and prints the tables.
 
 WhitenedCSE (v = 3) minus SimCSE (v = 2), both with dropout as views, in every set of runs that holds it: of
 results/study, of results/lab, and of runs.csv beside this file, as far as that study has come.
@@ -18,7 +18,7 @@ from results.claim.collect import HERE, Row, read
 from results.claim.collect import TASKS as TESTS
 from results.claim.drive import PILOT, RATES
 from results.lab import answers as lab
-from results.markdown import listed, table, text
+from results.markdown import table
 from results.paired import apart, bound, compared
 from results.study import contrasts as study
 from whitenedcse.evaluation.statistics import ALPHA, holm
@@ -27,6 +27,7 @@ from whitenedcse.report.compare import spread
 from whitenedcse.report.published import tables
 
 Scores = dict[int, list[float]]  # the seven tests of TESTS by seed
+Cell = tuple[str, str]  # a system and its views
 PAPER_STEPS = "BERT-base, first token, 1,000,000 sentences, 15,625 steps"
 BEDS = {
     "minilm": ("minilm-mlm, mean", "5,000 sentences, 78 steps"),
@@ -34,6 +35,7 @@ BEDS = {
     "scratch": ("from scratch, mean", "10,000 sentences, 156 steps"),
     "cls": ("minilm-mlm, first token", "10,000 sentences, 156 steps"),
 }
+DROPOUT = "dropout"  # as what makes the views of a sentence differ
 LAB = "3e-4 for both, chosen with crops"
 MARGIN = 3.0  # points, the gate of PLAN.md
 TOGETHER = {"raw": 2, "best": 2}  # encoders whose p PLAN.md corrects together
@@ -120,15 +122,9 @@ def of_lab(encoder: str) -> Compared:
     )
 
 
-def rate(bed: str, system: str) -> str:
+def rate(bed: str, system: str, views: str = DROPOUT) -> str:
     """The rate at which a system was studied: that of its runs with seeds that are not the pilot's."""
-    found = {row["rate"] for row in rows() if (row["bed"], row["system"]) == (bed, system) and fresh(row)}
-    return listed(sorted(found), "-")
-
-
-def fresh(row: Row) -> bool:
-    """Whether a row is of the study with dropout as views: no pilot, and scored on the tests."""
-    return bool(row["best"]) and row["views"] == "dropout" and int(row["seed"]) not in PILOT
+    return ", ".join({row["rate"] for row in of_system(bed, system, views).values()})
 
 
 def of_claim(bed: str, readout: str) -> Compared | None:
@@ -157,10 +153,11 @@ def of_claim(bed: str, readout: str) -> Compared | None:
     )
 
 
-def of_system(bed: str, system: str) -> dict[int, Row]:
-    """The runs of a system that are of the study, by seed."""
-    mine = (row for row in rows() if (row["bed"], row["system"]) == (bed, system) and fresh(row))
-    return {int(row["seed"]): row for row in mine}
+def of_system(bed: str, system: str, views: str = DROPOUT) -> dict[int, Row]:
+    """The runs of a system that are of the study, by seed: not of the pilot, and scored on the tests."""
+    cell = bed, system, views
+    mine = [row for row in rows() if (row["bed"], row["system"], row["views"]) == cell and row["best"]]
+    return {seed: row for row in mine if (seed := int(row["seed"])) not in PILOT}
 
 
 def everything() -> list[Compared]:
@@ -226,10 +223,10 @@ def of_comparison() -> list[list[str]]:
 
 
 def by_test() -> str:
-    """WhitenedCSE minus SimCSE by test, the paper's own first."""
+    """WhitenedCSE minus SimCSE by test, the paper's own first, and how alike the seven are to the paper's."""
     simcse, whitened = (paper(f"{system}-BERT base") for system in ("SimCSE", "WhitenedCSE"))
-    gains = [f"{b - a:+.2f}" for a, b in zip(simcse, whitened, strict=True)]
-    lines = [[f"the paper: {PAPER_STEPS}", *gains]]
+    gains = np.subtract(whitened, simcse)
+    lines = [[f"the paper: {PAPER_STEPS}", *(f"{gain:+.2f}" for gain in gains), ""]]
     for each in everything():
         found = [
             compared(
@@ -240,67 +237,14 @@ def by_test() -> str:
         cells = [
             f"{d.difference:+z.2f} ± {(d.high - d.low) / 2:.2f}" for d in [*found, compared(each.differences)]
         ]
-        lines.append([f"{each.encoder}, {each.training}", *cells])
-    return table(["", *TESTS, "average"], lines)
+        alike = np.corrcoef(gains[:-1], [d.difference for d in found])[0, 1]
+        lines.append([f"{each.encoder}, {each.training}", *cells, f"{alike:+.2f}"])
+    return table(["", *TESTS, "average", "correlation with the paper's"], lines)
 
 
-def alike() -> str:
-    """Whether the tests gain here as they do in the paper."""
-    simcse, whitened = (paper(f"{system}-BERT base")[:-1] for system in ("SimCSE", "WhitenedCSE"))
-    published = np.subtract(whitened, simcse)
-    found = {}
-    for each in everything():
-        scores = (np.mean([*every.values()], axis=0) for every in (each.whitened, each.simcse))
-        r = np.corrcoef(published, np.subtract(*scores))[0, 1]
-        found[f"{each.encoder}, {each.training}"] = f"{r:+.2f}"
-    return text(f"""
-The correlation of the seven differences with the paper's is
-{listed(f"{r} ({name})" for name, r in found.items())}.
-""")
-
-
-def sentences() -> str:
-    """What README.md says below the table; that its words fit the numbers is tested."""
-    raw, best = (of_claim("mlm", readout) for readout in ("raw", "best"))
-    private, private_best = (of_claim("minilm", readout) for readout in ("raw", "best"))
-    weak, weak_best = (of_claim("scratch", readout) for readout in ("raw", "best"))
-    assert raw and best and private and private_best and weak and weak_best
-    part, low, high = share(private, private_best)
-    gain = paper("WhitenedCSE-BERT base")[-1] - paper("SimCSE-BERT base")[-1]
-    simcse, whitened = (fmean(scores.values()) - best.untouched for scores in best.averages)
-    apart, apart_best, other, below = (fmean(each.differences) for each in (raw, best, private, weak))
-    p, p_best = corrected([raw, best])
-    gains = p < ALPHA and apart > 0
-    found = "WhitenedCSE gains on SimCSE" if gains else "no gain of WhitenedCSE over SimCSE is shown"
-    shown = f"p {p_best:.2g}" if p_best < ALPHA else "n.s."
-    means = ([fmean(scores.values()) for scores in each.averages] for each in (private, private_best))
-    one, two = (after - before for before, after in zip(*means, strict=True))
-    third, whitening = of_parts()[THIRD], of_parts()[WHITENING]
-    return text(f"""
-- **On mlm_minilm** {found}, each at the best of three learning
-  rates for it on STS-B dev: {apart:+.2f} points (the paper: {gain:+.2f}). At best readouts it is
-  {apart_best:+.2f} ({shown}): SimCSE is {simcse:.2f} and WhitenedCSE {whitened:.2f} above the untouched
-  encoder.
-- **A third view alone**, three by dropout without whitening, changes SimCSE there by {difference(*third[0])},
-  and whitening beside three views by {difference(*whitening[0])}, at best readouts by
-  {difference(*whitening[1])} ({len(third[0][0])} seeds; the paper, one run each: {of_paper(THIRD):+.2f} and
-  {of_paper(WHITENING):+.2f}).
-- **On another encoder**, made alike but not public, it gains {other:.2f} (20 seeds; 3e-4 is best for both).
-  At best readouts {part:.0f} % of that ({low:.0f} to {high:.0f} %) is gone: SimCSE's mean changes
-  by {one:+.2f}, WhitenedCSE's by {two:+.2f} ([all runs](results/claim/README.md)).
-- **From scratch** WhitenedCSE is {-below:.2f} below SimCSE, and neither is above the untouched encoder. With
-  crops as views a gain of whitening [is not shown](results/lab/README.md).
-
-By the rule that was fixed before the runs an encoder can carry this question if training adds {MARGIN:.0f}
-points at best readouts: mlm_minilm can ({gained(best):+.2f}), the two others cannot
-({gained(private_best):+.2f}, {gained(weak_best):+.2f}).
-""")
-
-
-def added(each: Compared) -> str:
-    """What training by each of the two systems adds to the untouched encoder, read in the same way."""
-    gains = [difference([x - each.untouched for x in scores.values()]) for scores in each.averages]
-    return " (SimCSE) and ".join(gains) + " (WhitenedCSE)"
+def added(each: Compared, i: int) -> str:
+    """What training by SimCSE (0) or WhitenedCSE (1) adds to the untouched encoder, read in the same way."""
+    return difference([x - each.untouched for x in each.averages[i].values()])
 
 
 def gained(each: Compared) -> float:
@@ -320,77 +264,57 @@ def share(raw: Compared, best: Compared) -> tuple[float, float, float]:
     return 100 * (1 - float(both[1].mean() / both[0].mean())), 100 * float(low), 100 * float(high)
 
 
-def kept(raw: Compared, best: Compared, planned: int) -> str:
-    """The `share` of the raw difference that the readout takes, and what that decides.
+def shares() -> str:
+    """Hypothesis 2 of PLAN.md: what of the raw difference best readouts take away; what training adds.
 
-    PLAN.md, hypothesis 2: confirmed above 1/2 with a difference of the two that is shown; refuted if the
-    interval of the share lies below 1/2. Nothing is decided before the planned number of seeds is there, nor
-    where no raw gain is shown.
+    The share is that of a raw gain, where one is shown.
     """
-    if compared(raw.differences).low <= 0:
-        return "no raw gain is shown of which the readout could take a share"
-    part, low, high = share(raw, best)
-    lost = compared(np.subtract(raw.differences, best.differences).tolist())
-    shown = lost.p is not None and lost.p < ALPHA and lost.difference > 0
-    verdict = "confirmed" if part > 50 and shown else "refuted" if high < 50 else "not decided"
-    end = f"that this is most of it is {verdict} by the plan's rule"
-    end += ", though the interval holds one half" if verdict == "confirmed" and low < 50 else ""
-    end = end if len(raw.differences) >= planned else f"{planned} seeds decide"
-    said = f"{part:.0f} % ({low:.0f} to {high:.0f} %)"
-    return f"{said} of the gain is gone at best readouts; {end}"
-
-
-def hypothesis() -> str:
-    """Hypothesis 2 of PLAN.md."""
+    head = ["encoder", "raw difference minus that at best readouts", "of the raw gain"]
+    head += [f"{system} adds, {how}" for system in ("SimCSE", "WhitenedCSE") for how in ("raw", "at best")]
     lines = []
     for bed, (name, _) in BEDS.items():
         raw, best = of_claim(bed, "raw"), of_claim(bed, "best")
         if raw is None or best is None:
             continue
         lost = difference([x - y for x, y in zip(raw.differences, best.differences, strict=True)])
-        lines.append(
-            f"- {name}: {kept(raw, best, PLANNED[bed])}; raw difference minus that at best readouts {lost}. "
-            f"To the untouched encoder training adds {added(raw)}, and at best readouts {added(best)}."
-        )
-    return text("\n".join(lines or ["No seeds yet."]))
+        part = "-"
+        if compared(raw.differences).low > 0:
+            part = "{:.0f} % ({:.0f} .. {:.0f} %)".format(*share(raw, best))
+        lines.append([name, lost, part, *(added(each, i) for i in (0, 1) for each in (raw, best))])
+    return table(head, lines)
 
 
-def own_part() -> str:
-    """What whitening adds by first token in results/study, beside and after training."""
-    two, three = (difference(apart(*(study.tests(arm) for arm in study.during(v)))) for v in (2, 3))
-    after = difference(apart(*(study.tests(arm) for arm in study.after(3))))
-    return text(f"""
-By minilm-mlm's first token, at one rate: {two} with two views, {three} with three; {after} over whitening
-three views afterwards.
-""")
-
-
+CELLS: list[Cell] = [("none2", DROPOUT), ("none3", DROPOUT), ("sgw3", DROPOUT)]
 THIRD, WHITENING = "a third view, without whitening", "whitening, with three views"
-PARTS = {  # of WhitenedCSE minus SimCSE: the systems whose difference each is
-    THIRD: ("none3", "none2"),
-    WHITENING: ("sgw3", "none3"),
-    "both: WhitenedCSE minus SimCSE": ("sgw3", "none2"),
+PARTS: dict[str, tuple[Cell, Cell]] = {  # the two cells whose difference each is
+    THIRD: (("none3", DROPOUT), ("none2", DROPOUT)),
+    WHITENING: (("sgw3", DROPOUT), ("none3", DROPOUT)),
+    "both: WhitenedCSE minus SimCSE": (("sgw3", DROPOUT), ("none2", DROPOUT)),
 }
 
 
-def of_parts(bed: str = "mlm") -> dict[str, list[tuple[list[float], float]]]:
+def of_parts(bed: str = "mlm") -> dict[str, list[tuple[dict[int, float], float | None]]]:
     """Which part of WhitenedCSE minus SimCSE is the third view's, which whitening's; each at its own rate.
 
-    By name the differences over the seeds that all three systems have, raw and at best readouts, each with
-    its p. Hypothesis 3 of PLAN.md is the second; its p are corrected with those of crops, which count as 1.
+    By name the differences by seed, raw and at best readouts, each with its p. Hypothesis 3 of PLAN.md is of
+    whitening: its p are corrected with those of crops, which count as 1.
     """
-    every = {system: of_system(bed, system) for pair in PARTS.values() for system in pair}
-    seeds = sorted(set.intersection(*(set(own) for own in every.values())))
-    found = {}
-    for name, pair in PARTS.items():
-        differences = [
-            apart(*({s: average(every[system][s], readout) for s in seeds} for system in pair))
-            for readout in ("raw", "best")
-        ]
-        p = [compared(values).p or 1.0 for values in differences]
-        p = holm([*p, 1.0, 1.0])[:2] if name == WHITENING else p
-        found[name] = [*zip(differences, p, strict=True)]
-    return found
+    ways = ("raw", "best")
+    found = {name: [minus(bed, *cells, readout) for readout in ways] for name, cells in PARTS.items()}
+    p = {name: [compared([*d.values()]).p for d in both] for name, both in found.items()}
+    p[WHITENING] = [*holm([x or 1.0 for x in [*p[WHITENING], 1.0, 1.0]])[:2]]
+    return {name: [*zip(both, p[name], strict=True)] for name, both in found.items()}
+
+
+def minus(bed: str, one: Cell, other: Cell, readout: str) -> dict[int, float]:
+    """The averages of the first cell minus those of the second, by the seeds that both have."""
+    a, b = (averages(bed, cell, readout) for cell in (one, other))
+    return {seed: a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())}
+
+
+def averages(bed: str, cell: Cell, readout: str) -> dict[int, float]:
+    """The average of the seven tests with a readout, "raw" or "best", by seed."""
+    return {seed: average(row, readout) for seed, row in of_system(bed, *cell).items()}
 
 
 def average(row: Row, readout: str) -> float:
@@ -398,58 +322,45 @@ def average(row: Row, readout: str) -> float:
     return fmean(float(row[f"{readout} {test}"]) for test in TESTS)
 
 
+def cells(bed: str = "mlm") -> str:
+    """The averages of the cells of the plan on mlm_minilm, each at its own rate."""
+    lines = []
+    for system, views in CELLS:
+        scores = [averages(bed, (system, views), readout) for readout in ("raw", "best")]
+        said = [NAMES[system], views, rate(bed, system, views), *map(spread, scores), str(len(scores[0]))]
+        lines.append(said)
+    return table(["system", "views", "learning rate", "as trained", "at best readouts", "seeds"], lines)
+
+
 def parts() -> str:
     """The table of `of_parts` on mlm_minilm."""
     lines = [
-        [name, f"{of_paper(name):+.2f}", *(difference(*each) for each in found), str(len(found[0][0]))]
-        for name, found in of_parts().items()
+        [name, of_paper(name), *(difference([*d.values()], p) for d, p in both), str(len(both[0][0]))]
+        for name, both in of_parts().items()
     ]
-    systems = dict.fromkeys(system for pair in PARTS.values() for system in pair)
-    rates = listed(f"{rate('mlm', system)} ({NAMES[system]})" for system in systems)
-    made = table(["", "the paper (Table 6, one run)", "as trained", "at best readouts", "seeds"], lines)
-    return f"{made}\n\n{text(f'Learning rates: {rates}.')}"
+    return table(["", "the paper (Table 6, one run)", "as trained", "at best readouts", "seeds"], lines)
 
 
-def of_paper(name: str) -> float:
+def of_paper(name: str) -> str:
     """One of PARTS in the paper's Table 6."""
     rows = {row["label"].partition(":")[0]: row["values"][0] for row in tables()["WhitenedCSE/T6"]["rows"]}
     labels = {"none2": "SimCSE", "none3": "no whitening, 3 views", "sgw3": "WhitenedCSE"}
-    one, other = (float(rows[labels[system]]) for system in PARTS[name])
-    return one - other
-
-
-def seeds_done() -> str:
-    """How many seeds of the paper's comparison are there, as a phrase."""
-    done = {bed: len(of_system(bed, "none2").keys() & of_system(bed, "sgw3").keys()) for bed in PLANNED}
-    return listed(f"{done[bed]} of {PLANNED[bed]} seeds ({BEDS[bed][0]})" for bed in PLANNED)
-
-
-def progress() -> str:
-    """How far the study has come."""
-    pilots = sum(bool(row["seed"]) and int(row["seed"]) in PILOT for row in rows())
-    return text(f"""
-The study has {pilots} runs of its pilot and, of the paper's comparison, {seeds_done()}; a seed is two runs.
-""")
+    one, other = (float(rows[labels[system]]) for system, _ in PARTS[name])
+    return f"{one - other:+.2f}"
 
 
 def gate() -> str:
-    """For each encoder, whether the better system beats the untouched one by MARGIN, at best readouts."""
-    items = []
+    """For each encoder, how far the better system is above the untouched one, both at best readouts."""
+    lines = []
     for bed, (name, _) in BEDS.items():
-        for row in rows():
-            if row["run"] == f"untouched-{bed}":
-                before = fmean(float(row[f"best {test}"]) for test in TESTS)
-                said = f"- {name}: untouched {before:.2f} at its best readout ({row['best']})"
-                items.append(f"{said}; {passed(bed, before)}.")
-    return text("\n".join(items))
-
-
-def passed(bed: str, before: float) -> str:
-    """What the gate says of an encoder whose best readout scores `before` untouched."""
-    if (found := of_claim(bed, "best")) is None:
-        return "no trained system of this study yet"
-    said = f"the better system {before + gained(found):.2f}, {gained(found):+.2f}"
-    return said + (" (passes)" if gained(found) >= MARGIN else ": this encoder cannot carry the question")
+        if (found := of_claim(bed, "best")) is None:
+            continue
+        row = next(row for row in rows() if row["run"] == f"untouched-{bed}")
+        better = f"{found.untouched + gained(found):.2f}"
+        verdict = "yes" if gained(found) >= MARGIN else "no"
+        lines.append([name, f"{found.untouched:.2f}", row["best"], better, f"{gained(found):+.2f}", verdict])
+    head = ["encoder", "untouched at its best readout", "which is", "the better system", "gain"]
+    return table([*head, "can carry the question"], lines)
 
 
 def rates() -> str:
@@ -501,7 +412,7 @@ def picture() -> None:
 def main() -> None:
     """Draw the picture and print the tables."""
     picture()
-    for made in (comparison, sentences, progress, gate, by_test, alike, parts, rates):
+    for made in (gate, comparison, shares, cells, parts, by_test, rates):
         print(made(), end="\n\n")
 
 

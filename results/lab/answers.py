@@ -1,4 +1,4 @@
-"""The answers of the laboratory, from runs.tar.xz beside this file; results/conclusions.py writes them.
+"""The tables of the laboratory, from runs.tar.xz beside this file; results/tables.py writes them.
 
 An answer is a paired difference over the seeds that both systems have, for each encoder: of the average of
 seven STS tests, or for "classification" of seven transfer tasks. Within a question p is corrected by Holm for
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import rankdata, spearmanr
 
-from results.markdown import listed, table, text
+from results.markdown import table
 from results.paired import apart, bound, compared, paired_by_seed
 from results.study.contrasts import AFTER, AS_IS, score
 from whitenedcse.evaluation.statistics import ALPHA, Comparison, holm
@@ -54,13 +54,10 @@ QUESTIONS = {
     "views": [(Arm("simcse"), Arm(SIMCSE)), (Arm("whitenedcse"), Arm(WHITENEDCSE))],
     "halves": [(Arm("sgw"), Arm("simcse")), (Arm("whitenedcse"), Arm("multi_positive"))],
 }
-LATER = ("paper", "halves")  # asked after the runs
 TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
 CLASSIFIED = ("simcse", "multi_positive", "sgw", "whitenedcse", "official")
 CLASSIFICATION = QUESTIONS["halves"] + [(Arm(name, AFTER), Arm(name)) for name in CLASSIFIED]
 EVERY = QUESTIONS | {"classification": CLASSIFICATION}
-SEEDS = 5
-PLANNED = SEEDS * len({arm.system for pairs in QUESTIONS.values() for pair in pairs for arm in pair})
 
 
 @cache
@@ -147,7 +144,7 @@ def cells(name: str, i: int) -> list[str]:
 
 
 def question(name: str) -> Callable[[], str]:
-    """A function that makes the table of a question, for results/conclusions.py."""
+    """A function that makes the table of a question, for results/tables.py."""
 
     def answered() -> str:
         lines = [[f"{one} minus {other}", *cells(name, i)] for i, (one, other) in enumerate(EVERY[name])]
@@ -171,12 +168,6 @@ def where() -> str:
     return table(["encoder", "", *TRANSFER], lines)
 
 
-def reached() -> str:
-    """How many runs of the plan are there."""
-    counts = {name: sum(e == encoder for e, _, _ in runs()) for encoder, name in ENCODERS.items()}
-    return ", ".join(f"{count} of {PLANNED} on the encoder {name}" for name, count in counts.items())
-
-
 def pooled() -> str:
     """The shuffle over the three widths and both encoders together."""
     means = []
@@ -185,27 +176,7 @@ def pooled() -> str:
         means += [fmean(widths) for widths in zip(*every, strict=True)]
     d = compared(means)
     said = cell((d, 1.0 if d.p is None else d.p), bound(means))
-    return text(f"""
-Over the three widths and both encoders together, which was asked after the runs, the shuffle gives {said},
-p uncorrected: the mean over widths of each of {len(means)} pairs of an encoder and a seed.
-""")
-
-
-def helped() -> list[str]:
-    """The comparisons with an interval above zero on one encoder and not below zero on the other."""
-    found = []
-    for name in [name for name in QUESTIONS if name not in LATER]:  # of the plan
-        answers = asked(name)
-        for i, (one, other) in enumerate(QUESTIONS[name]):
-            d = [answers[i, encoder][0] for encoder in ENCODERS if (i, encoder) in answers]
-            if any(each.low > 0 for each in d) and not any(each.high < 0 for each in d):
-                found.append(f"{one} minus {other}")
-    return found
-
-
-def parts() -> str:
-    """What the plan's rule takes as parts of the best system."""
-    return f"Above zero on one encoder and not below zero on the other: {listed(helped())}."
+    return table(["", "the mean of the three widths"], [[f"both encoders, {len(means)} pairs", said]])
 
 
 def all_systems() -> str:
@@ -243,26 +214,22 @@ def of_systems(encoder: str, value: Callable[[dict[str, Any]], float]) -> dict[s
     return {system: fmean(by_seed(encoder, system, value).values()) for system in systems(encoder)}
 
 
-def predicted() -> str:
-    """Whether the share of the first axis predicts what whitening afterwards gives, over systems."""
+def correlations() -> str:
+    """Over systems: of the first axis's share with what whitening afterwards gives; of the two encoders."""
     top = {e: of_systems(e, lambda s: s["dev"]["values_best"]["dev/variance_top1"]) for e in ENCODERS}
     gain = {e: of_systems(e, lambda s: score(s, AFTER) - score(s, AS_IS)) for e in ENCODERS}
-    groups = [(f"the encoder {name}", [e]) for e, name in ENCODERS.items() if top[e]]
-    if len(groups) > 1:
-        groups.insert(0, ("both encoders", list(ENCODERS)))
-    said = []
-    for name, encoders in groups:
-        x, y = ([value for e in encoders for value in of[e].values()] for of in (top, gain))
-        r, low, high = interval(x, y)
-        said.append(f"{r:+.2f} ({low:+.2f} .. {high:+.2f}) over the {len(x)} systems of {name}")
-    return f"Spearman's correlation: {listed(said)}."
-
-
-def carried() -> str:
-    """Whether the differences from simcse rank on one encoder as on the other, as the scores then do."""
+    groups = {"both encoders": list(ENCODERS)} | {name: [encoder] for encoder, name in ENCODERS.items()}
+    pairs = {
+        f"first axis's share and gain of whitening afterwards, {name}": [
+            [value for encoder in encoders for value in of[encoder].values()] for of in (top, gain)
+        ]
+        for name, encoders in groups.items()
+    }
     one, other = (of_systems(encoder, lambda s: score(s, AS_IS)) for encoder in ENCODERS)
     both = [name for name in one if name in other and name != "simcse"]
-    if len(both) < 4:
-        return f"Fewer than four systems have runs on both encoders ({reached()})."
-    r, low, high = interval(*([each[name] for name in both] for each in (one, other)))
-    return f"Over {len(both)} systems: Spearman's correlation {r:+.2f} ({low:+.2f} .. {high:+.2f})."
+    pairs["scores from scratch and on minilm-mlm"] = [[each[name] for name in both] for each in (one, other)]
+    lines = []
+    for name, (x, y) in pairs.items():
+        r, low, high = interval(x, y)
+        lines.append([name, str(len(x)), f"{r:+.2f} ({low:+.2f} .. {high:+.2f})"])
+    return table(["", "systems", "Spearman's correlation"], lines)

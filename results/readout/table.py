@@ -1,4 +1,4 @@
-"""The tables of results/readout: `python -m results.conclusions` writes them into the pages.
+"""The tables of results/readout: `python -m results.tables` writes them into the pages.
 
 Each NAME.json beside this file was written by study.py, and each NAME_uses.json by uses.py.
 """
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import spearmanr
 
-from results.markdown import table, text
+from results.markdown import table
 
 HERE = Path(__file__).parent
 ENCODERS = {
@@ -173,7 +173,7 @@ def unlabelled() -> str:
 
 def predicted() -> str:
     """How well each of these tells the gain: over all, and of a family from the others by a straight line."""
-    every, said = known(), []
+    every, lines = known(), []
     gains, families = np.array([x.gain for x in every]), np.array([x.family for x in every])
     nothing = fmean(abs(x.gain - gains[families != x.family].mean()) for x in every)
     for name, words in FACTS.items():
@@ -184,10 +184,9 @@ def predicted() -> str:
             line = np.polyfit(facts[others], gains[others], 1)
             errors.append(abs(x.gain - np.polyval(line, fact)))
         rho = spearmanr(facts, gains).statistic
-        said.append(f"- {words}: rank correlation {rho:+.2f}; error {fmean(errors):.1f} points")
-    return text(
-        "\n".join([*said, f"- no fact, the mean gain of the other families: error {nothing:.1f} points"])
-    )
+        lines.append([words, f"{rho:+.2f}", f"{fmean(errors):.1f}"])
+    lines.append(["no fact: the mean gain of the other families", "", f"{nothing:.1f}"])
+    return table(["", "rank correlation", "error, points"], lines)
 
 
 def sizes() -> str:

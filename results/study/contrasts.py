@@ -1,4 +1,4 @@
-"""What the runs of the study say: paired differences, their share by test, and tables of them.
+"""What the runs of the study say: tables of scores, paired differences, and their share by test.
 
 Everything is computed from runs.tar.xz, untouched.json and ../speed/systems.json beside this file.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from results.markdown import listed, table
+from results.markdown import table
 from results.paired import paired_by_seed
 from whitenedcse.evaluation.statistics import Comparison, holm
 from whitenedcse.report.compare import spread
@@ -33,6 +33,7 @@ SYSTEMS = {
     "one_pass": "v = 3, one encoding, whitened 3 times",
     "gradient_full": "v = 3, gradient through the whitening matrix",
 }
+OTHERS = [task for task in TASKS if task != "SICK-R"]
 AS_IS, TARGET, AFTER = "as it is", "whitened (target)", "whitened (training)"
 PLAIN, WHITE = {2: "simcse", 3: "multi_positive"}, {2: "sgw", 3: "whitenedcse"}  # by v
 
@@ -121,33 +122,15 @@ def whitened(system: str, row: str = AFTER) -> tuple[Arm, Arm]:
 WHOLE = (Arm("whitenedcse"), Arm("simcse"))
 
 
-def figures(d: Comparison) -> str:
-    """A difference with its interval and p as text."""
-    return f"{d.difference:+z.2f} ({d.low:+z.2f} .. {d.high:+z.2f}, p {d.p:.2g})"
-
-
 def said(d: Comparison) -> str:
-    """A difference as `figures` has it; n.s., not significant, where the interval includes zero."""
-    return figures(d) if shown(d) else f"{figures(d)[:-1]}, n.s.)"
+    """A difference with its interval and p as text; n.s., not significant, where the interval has zero."""
+    end = "" if shown(d) else ", n.s."
+    return f"{d.difference:+z.2f} ({d.low:+z.2f} .. {d.high:+z.2f}, p {d.p:.2g}{end})"
 
 
 def shown(d: Comparison) -> bool:
     """Whether the interval of a difference excludes zero."""
     return d.low > 0 or d.high < 0
-
-
-def verdict(d: Comparison) -> str:
-    """What a difference says of the first of two, as the verb of a sentence."""
-    if not shown(d):
-        return "does not differ significantly from"
-    return "scores higher than" if d.low > 0 else "scores lower than"
-
-
-def where(one: Arm, other: Arm, sign: int) -> str:
-    """The tests on which the interval lies above zero (sign 1), or below it (-1), with the difference."""
-    every = {task: contrast(one, other, [task]) for task in TASKS}
-    sure = {task: d for task, d in every.items() if shown(d) and d.difference * sign > 0}
-    return listed((f"{task} ({d.difference:+.2f})" for task, d in sure.items()), "no test")
 
 
 def before() -> float:
@@ -167,6 +150,36 @@ def paper(key: str, one: int, other: int) -> str:
     """The difference of two rows of a table of the WhitenedCSE paper, one run each."""
     values = [row["values"][-1] for row in tables()[f"WhitenedCSE/{key}"]["rows"]]
     return f"{values[one] - values[other]:+.2f}"
+
+
+def parts() -> str:
+    """The table of what each part of the method adds, on the tests and on STS-B dev, beside the paper."""
+    pairs = {
+        ("sgw", "simcse"): paper("T6", 1, 0),
+        ("multi_positive", "simcse"): paper("T6", 2, 0),
+        ("whitenedcse", "simcse"): paper("T6", 4, 0),
+        ("whitenedcse", "sgw"): paper("T6", 4, 1),
+        ("whitenedcse", "group"): paper("T3", 4, 3),
+        ("gradient_full", "whitenedcse"): "",
+        ("one_pass", "simcse"): "",
+        ("official", "simcse"): "",
+        ("official", "whitenedcse"): "",
+    }
+    lines = []
+    for (one, other), published in pairs.items():
+        on_dev = paired_by_seed(dev(one, "best"), dev(other, "best"))
+        assert on_dev
+        cells = [said(contrast(Arm(one), Arm(other))), said(on_dev), published]
+        lines.append([f"`{one}` minus `{other}`", *cells])
+    return table(["", "seven tests", "STS-B dev", "the paper (BERT-base, one run)"], lines)
+
+
+def afterwards() -> str:
+    """The table of what whitening afterwards changes, by what it is fitted to."""
+    lines = [
+        [f"`{name}`", *(said(contrast(*whitened(name, row))) for row in (AFTER, TARGET))] for name in SYSTEMS
+    ]
+    return table(["whitened afterwards minus as it is", "on training sentences", "on the test's own"], lines)
 
 
 def beside() -> str:
@@ -237,7 +250,8 @@ def by_share() -> str:
         "WhitenedCSE (v = 3) minus SimCSE (v = 2)": WHOLE,
     }
     lines = []
-    for name, tasks in {**{task: [task] for task in TASKS}, "average": TASKS}.items():
+    groups = {**{task: [task] for task in TASKS}, "average": TASKS, "average without SICK-R": OTHERS}
+    for name, tasks in groups.items():
         cells = []
         for pair in columns.values():
             d = contrast(*pair, tasks)
