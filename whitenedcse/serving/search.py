@@ -9,7 +9,7 @@ n: texts    d: width of the embedder    q: queries
     part-00000.parquet    the id and the text of each
     digests.json          of all these; a part counts once it is named here
 
-A part holds at most PART vectors: so much is in memory while an index is built.
+A part ends with the block that brings it to PART vectors: so much is in memory while an index is built.
 """
 
 from __future__ import annotations
