@@ -180,6 +180,7 @@ UNREAD = {  # settings by file
                             {"module_input_name": "token_embeddings"}],
     "3_Normalize/config.json": [{"module_input_name": "token_embeddings"}, {"module_output_name": "other"}],
     "1_Pooling/config.json": [{"a_setting_of_a_later_release": 1}],
+    "config_sentence_transformers.json": [{"truncate_dim": 4}],
 }  # fmt: skip
 
 

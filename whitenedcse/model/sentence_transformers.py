@@ -124,11 +124,13 @@ def write_prompts(embedder: Embedder, file: Path) -> None:
 def prompts(directory: Path, modes: Mapping[str, Any]) -> dict[str, Any]:
     """The prompts of a directory of that library, as arguments of `Embedder`; none where it has none.
 
-    modes: the config of its Pooling. Raises ForeignModules where that leaves the prompt's tokens out, and
-    ValueError for a default prompt that is not among the prompts.
+    modes: the config of its Pooling. Raises ForeignModules where that leaves the prompt's tokens out or where
+    vectors are cut to their first numbers, and ValueError for a default prompt that is not among the prompts.
     """
     file = directory / PROMPTS
     config: dict[str, Any] = read_json(file) if file.is_file() else {}
+    if config.get("truncate_dim"):
+        raise ForeignModules(f"{file} has truncate_dim={config['truncate_dim']}, which is not read here")
     with parsing(file, DAMAGED):
         every = {name: text for name, text in (config.get("prompts") or {}).items() if text is not None}
         default = config.get("default_prompt_name")
