@@ -224,6 +224,7 @@ def test_a_whitening_of_one_s_own_is_used_as_it_is():
         made = ProjectionHead(8, whitening=module, dense=False)
         assert type(made.before) is type(module) and made.own
         assert torch.equal(made(x), factor * x)
+    assert ProjectionHead(8, whitening=nn.Linear(8, 8)).own  # no dense layer of a checkpoint
     both = ProjectionHead(8, whitening=Mine(8), position="both")
     both(x)
     assert type(both.after) is Mine and not torch.equal(both.after.mean, both.before.mean)

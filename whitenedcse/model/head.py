@@ -163,9 +163,9 @@ class ProjectionHead(nn.Module):
     @property
     def own(self) -> str:
         """The class of it, its whitening or layer that is a user's, which no checkpoint holds, or ""."""
-        stock = (ProjectionHead, Whitener, nn.Linear, type(None))
-        kinds = map(type, (self, self.before, self.linear, self.after))
-        return next((f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind not in stock), "")
+        parts = zip((self, self.before, self.linear, self.after), STOCK, strict=True)
+        kinds = (type(part) for part, stock in parts if type(part) not in (stock, type(None)))
+        return next((f"{kind.__module__}.{kind.__qualname__}" for kind in kinds), "")
 
     @full_precision
     def forward(self, x: Tensor) -> Tensor:
@@ -193,6 +193,9 @@ class ProjectionHead(nn.Module):
         """The linear layer, which there must be, and tanh alone: (..., d) -> (..., d)."""
         assert self.linear is not None
         return torch.tanh(self.linear(x))
+
+
+STOCK = (ProjectionHead, Whitener, nn.Linear, Whitener)  # the head, and what is before, in and after it
 
 
 class Final(nn.Module):
