@@ -103,6 +103,13 @@ def test_parts_of_ones_own_are_used_as_they_are_and_resume_to_the_same_bits(home
         whitenedcse.train("bert", "my.txt", **(own() | two))
 
 
+def test_any_module_is_a_head(home):
+    for head in (torch.nn.Linear(16, 16), lambda width: torch.nn.Sequential(torch.nn.Linear(width, 4))):
+        given = {"output": f"outputs/{len(list(home.glob('outputs/*')))}", "head": head, **SMALL}
+        run = whitenedcse.train("bert", "my.txt", settings={"trainer.max_steps": 1}, **given)
+        assert Embedder.load(run).encode(["a cat"]).shape == (1, 16)
+
+
 def test_lists_and_the_arguments_of_a_partial_are_noted_of_a_part():
     config = OmegaConf.create({"loss": {"form": "l2"}, "optim": {}})
     scripts.note_parts(config, {"loss": Matryoshka(dims=(4, 8)), "optim": partial(adamw, lr=1e-3)})

@@ -120,6 +120,7 @@ def built(cfg: DictConfig, own: Mapping[str, Any] = MappingProxyType({})) -> tup
 
     from whitenedcse.model.checkpoint import parts_of_source
     from whitenedcse.model.embedder import Embedder
+    from whitenedcse.model.head import ProjectionHead
     from whitenedcse.training.module import ContrastiveTraining
 
     encoder, has = instantiate(cfg.encoder), dict[str, Any]()
@@ -135,7 +136,10 @@ def built(cfg: DictConfig, own: Mapping[str, Any] = MappingProxyType({})) -> tup
     if has.get("max_length"):  # sentences are embedded as long as they were trained on
         made["max_length"] = max(has["max_length"], OmegaConf.select(cfg, "data.max_length", default=0))
     head = own["head"] if "head" in own else as_partial(cfg.head)
-    made["head"] = head if isinstance(head, Module) else head(width=encoder.width)
+    head = head if isinstance(head, Module) else head(width=encoder.width)
+    if not isinstance(head, ProjectionHead):  # any other module is used as it is
+        head = ProjectionHead(encoder.width, whitening=head, dense=False)
+    made["head"] = head
     data: Any = instantiate(cfg.data)
     data.tokenizer, data.hold_out = encoder.tokenizer, cfg.monitor.dev is None
     data.setup("fit")
