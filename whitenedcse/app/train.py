@@ -168,9 +168,8 @@ def inputs(config: Any) -> tuple[list[Any], Any]:
     from whitenedcse.evaluation.tasks import subsets, task
     from whitenedcse.model.encoder import folder
 
-    for node in (config.encoder, *config.terms.values()):
-        if node.get("path"):
-            folder(node.path)
+    if config.encoder.get("path"):
+        folder(config.encoder.path)
     sources.located(config.data.corpus)
     dev = config.monitor.dev
     return [task(name) for name in config.tasks.names], subsets(dev) if dev else None
