@@ -27,6 +27,7 @@ from whitenedcse.app.config import CONF, label
 from whitenedcse.console import quoted
 from whitenedcse.evaluation import suite
 from whitenedcse.files import checksum
+from whitenedcse.model.encoder import pretrained
 from whitenedcse.run import Run
 from whitenedcse.training.loss import Matryoshka
 from whitenedcse.training.module import adamw
@@ -122,6 +123,18 @@ def test_a_path_of_a_term_is_its_own(home):
     few = {"trainer.max_steps": 1, "+terms.own": {"_target_": f"{__name__}.Scaled", "path": "scale.txt"}}
     run = whitenedcse.train("bert", "my.txt", output="outputs/a", settings=few, **SMALL)
     assert "train/own" in run.series
+
+
+def encoder_of(path):
+    """An encoder of one's own, which no directory has."""
+    made = pretrained(path)
+    made.source = None
+    return made
+
+
+def test_an_encoder_of_ones_own_may_have_a_path(home):
+    few = {"trainer.max_steps": 1, "encoder._target_": f"{__name__}.encoder_of"}
+    assert whitenedcse.train("bert", "my.txt", output="outputs/a", settings=few, **SMALL).scores
 
 
 def test_lists_and_the_arguments_of_a_partial_are_noted_of_a_part():

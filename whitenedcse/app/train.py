@@ -198,8 +198,8 @@ def content(cfg: Any, module: Any, tasks: Iterable[Any], dev: Any) -> dict[str, 
     digests = {} if dev is None else {"monitor.dev": digest_of_texts(dev)}
     named = zip(cfg.tasks.names, tasks, strict=True)
     digests |= {f"tasks.{name}": digest_of_texts(task) for name, task in named}
-    if "path" in cfg.encoder:
-        encoder = module.embedder.encoder
+    encoder = module.embedder.encoder
+    if "path" in cfg.encoder and encoder.source is not None:  # one of the user's own may have none
         commit = encoder.provenance(cfg.encoder.path)["commit"]
         digests["encoder.path"] = commit or digest_of_weights(encoder.source)
     here = placed()
