@@ -83,6 +83,19 @@ def test_a_terminal_shows_the_text_of_cells_and_notes_not_its_markup():
     assert all(cell in text for cell in (*AWKWARD, *GRID.notes, GRID.title))
 
 
+def test_a_narrow_terminal_cuts_no_number_and_keeps_the_names_of_lines(monkeypatch):
+    size = "+2.16 (+0.63 .. +3.60, p 0.01)"
+    wide = Grid(
+        "t", ["", "1", "2", "2 - 1", "3 - 1"], [["STS12", "46.31", "48.47", size, size]], [], range(1, 5)
+    )
+    for width in (40, 60, 80):
+        terminal = Console(width=width, file=io.StringIO(), color_system=None, force_terminal=True)
+        monkeypatch.setattr(console, "console", lambda terminal=terminal: terminal)
+        say(wide)
+        words = terminal.file.getvalue().split()
+        assert {"STS12", "46.31", "48.47", *size.split()} <= set(words)
+
+
 def test_commands_keep_one_line_each_and_name_the_rows_they_make(capsys):
     say(MADE)
     text = capsys.readouterr().out

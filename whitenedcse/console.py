@@ -141,13 +141,16 @@ def console() -> Console:
 
 
 def printed(grid: Grid) -> Iterator[str | Text | Table]:
-    """The table for a terminal, part by part: numbers unbroken, names broken between words."""
+    """The table for a terminal, part by part; where it is too narrow, cells are broken between words."""
     yield Text(grid.title, style="italic")
     table = Table(box=SIMPLE_HEAD, padding=0)
     header, *rows = lines(grid)
     for i, name in enumerate(header):
         right = i in grid.right
-        table.add_column(Text(name), justify="right" if right else "left", no_wrap=right, overflow="fold")
+        words = " ".join([name, *(row[i] for row in rows)]).split()
+        least = max(map(len, words), default=0)  # a number is never cut; of a name, such as a path, lines are
+        least = least if right else min(least, 12)
+        table.add_column(Text(name), justify="right" if right else "left", min_width=least, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     yield table
@@ -212,7 +215,7 @@ def say(content: str | Grid) -> None:
     """Print a line or a table, once however many ranks there are, also where a progress bar is drawn."""
     parts = [content] if isinstance(content, str) else printed(content)
     for part in parts if is_first() else ():
-        console().print(part, soft_wrap=isinstance(part, str), highlight=False, markup=False)
+        console().print(part, soft_wrap=isinstance(part, str), highlight=False, markup=False, crop=False)
 
 
 def show(grids: Sequence[Grid], form: str) -> None:
