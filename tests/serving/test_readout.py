@@ -13,12 +13,12 @@ import whitenedcse
 from whitenedcse.app import cli
 from whitenedcse.evaluation.layers import spearman_columns
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.readout import Spectrum, maps
+from whitenedcse.evaluation.readout import Choice, Spectrum, maps
 from whitenedcse.evaluation.scores import cosine
 from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving.fit import whitened
-from whitenedcse.serving.readout import every_layer, grids, matrix, needed, readout, write
+from whitenedcse.serving.readout import Found, every_layer, grids, matrix, needed, readout, verdict, write
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
 RNG = np.random.default_rng(0)
@@ -168,3 +168,8 @@ def test_bad_input_is_one_clear_line(with_bert, capsys):
     }.items():
         assert cli.main(["readout", *words]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_loss_is_not_said_to_include_zero():
+    lost = Choice(best=0, scores=np.array([50.0]), own=60.0, gain=-9.4, low=-11.9, high=-7.0)
+    assert verdict(Found({}, [], lost, None), lost).endswith("gains -9.40 (-11.90 .. -7.00), a loss")

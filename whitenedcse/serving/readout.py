@@ -260,7 +260,8 @@ def verdict(found: Found, judged: Choice) -> str:
     gain = f"{judged.gain:+.2f} ({judged.low:+.2f} .. {judged.high:+.2f})"
     if judged.shown:
         return f"chosen: {found.best}; on pairs that did not choose it gains {gain}"
-    return f"leave it as it is: on pairs that did not choose, the best readout gains {gain}, which includes 0"
+    why = "which includes 0" if judged.high >= 0 else "a loss"
+    return f"leave it as it is: on pairs that did not choose, the best readout gains {gain}, {why}"
 
 
 def write(found: Found, out: Path) -> list[Path]:
