@@ -397,7 +397,8 @@ def compared(names: Sequence[str], draws: int) -> Report:
     made = [of_kind(title, rows, kind, draws) for title, rows in tables.items() for kind in KINDS]
     reports = [one for one in made if one is not None]
     if not reports:
-        raise ValueError(f"compare: {', '.join(names)} share no scored task; give both the same tasks.names")
+        why = "share no task of the same pairs and aggregation; give both the same tasks.names and protocol"
+        raise ValueError(f"compare: {', '.join(names)} {why}")
     titles = [one.grids[0].title.partition(": ")[0] for one in reports]
     lines = [f"{title}: {line}" for title, one in zip(titles, reports, strict=True) for line in one.verdict]
     grids = [grid for one in reports for grid in one.grids]
