@@ -147,9 +147,8 @@ def printed(grid: Grid) -> Iterator[str | Text | Table]:
     header, *rows = lines(grid)
     for i, name in enumerate(header):
         right = i in grid.right
-        words = " ".join([name, *(row[i] for row in rows)]).split()
-        least = max(map(len, words), default=0)  # a number is never cut; of a name, such as a path, lines are
-        least = least if right else min(least, 12)
+        longest = max(map(len, " ".join([name, *(row[i] for row in rows)]).split()), default=0)
+        least = longest if right else min(longest, 12)  # a number is never cut; a path may be
         table.add_column(Text(name), justify="right" if right else "left", min_width=least, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))

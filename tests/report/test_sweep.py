@@ -91,6 +91,13 @@ def test_means_and_spreads_are_those_of_numpy_for_every_row_of_the_tests(tmp_pat
     assert "with 4 seeds; about " in rest
 
 
+def test_an_untouched_encoder_counts_once_for_all_groups(tmp_path):
+    for number, (system, seed) in enumerate(itertools.product(("simcse", "group"), (1, 2))):
+        trained(tmp_path / str(number), seed, 60.0 + seed, None, system, views=2 + number // 2)
+    before = table([tmp_path])[1]
+    assert before.rows[0][1] == f"52.50 ± {np.std([52, 53], ddof=1):.2f}"
+
+
 def noted(folder, **content):
     """The run with digests of what it read, by setting; older runs have none."""
     facts = json.loads((folder / "versions.json").read_text())

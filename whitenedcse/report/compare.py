@@ -326,7 +326,8 @@ def untouched(sweep: Sweep) -> Grid:
     encoders: dict[str, dict[Any, Run]] = {}
     for run in sweep.finished:
         path = (run.settings.get("encoder") or {}).get("path") or "encoder of random weights"
-        encoders.setdefault(str(path), {})[run.path] = run
+        alike = run.settings.get("seed"), str(run.results["dev"]["values_before"])  # in several groups
+        encoders.setdefault(str(path), {})[alike] = run
     apart = len({Path(path).name for path in encoders}) == len(encoders)
     groups = []
     for path, runs in encoders.items():
