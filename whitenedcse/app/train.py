@@ -137,7 +137,7 @@ def built(cfg: DictConfig, own: Mapping[str, Any] = MappingProxyType({})) -> tup
         made["max_length"] = max(has["max_length"], OmegaConf.select(cfg, "data.max_length", default=0))
     head = own["head"] if "head" in own else as_partial(cfg.head)
     head = head if isinstance(head, Module) else head(width=encoder.width)
-    plain = {"whitening": head, "dense": False}  # any other module is used as it is
+    plain: Any = {"whitening": head, "dense": False}  # any other module is used as it is
     made["head"] = head if isinstance(head, ProjectionHead) else ProjectionHead(encoder.width, **plain)
     data: Any = instantiate(cfg.data)
     data.tokenizer, data.hold_out = encoder.tokenizer, cfg.monitor.dev is None
