@@ -96,6 +96,16 @@ def test_a_narrow_terminal_cuts_no_number_and_keeps_the_names_of_lines(monkeypat
         assert {"STS12", "46.31", "48.47", *size.split()} <= set(words)
 
 
+def test_a_table_whose_words_fit_the_terminal_is_no_wider(monkeypatch):
+    tasks = ["MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC", "average"]
+    rows = [["whitened (training)", "transductive", *["85.12 ±1.23"] * 8]]
+    wide = Grid("accuracy x 100", ["", "fitted", *tasks], rows, [], range(2, 10))
+    terminal = Console(width=80, file=io.StringIO(), color_system=None, force_terminal=True)
+    monkeypatch.setattr(console, "console", lambda: terminal)
+    say(wide)
+    assert max(map(len, terminal.file.getvalue().splitlines())) <= 80
+
+
 def test_commands_keep_one_line_each_and_name_the_rows_they_make(capsys):
     say(MADE)
     text = capsys.readouterr().out

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import rich
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -145,11 +146,9 @@ def printed(grid: Grid) -> Iterator[str | Text | Table]:
     yield Text(grid.title, style="italic")
     table = Table(box=SIMPLE_HEAD, padding=0)
     header, *rows = lines(grid)
-    for i, name in enumerate(header):
-        right = i in grid.right
-        longest = max(map(len, " ".join([name, *(row[i] for row in rows)]).split()), default=0)
-        least = longest if right else min(longest, 12)  # a number is never cut; a path may be
-        table.add_column(Text(name), justify="right" if right else "left", min_width=least, overflow="fold")
+    for i, (name, (least, most)) in enumerate(zip(header, widths(grid), strict=True)):
+        right = "right" if i in grid.right else "left"
+        table.add_column(Text(name), justify=right, min_width=least, max_width=most, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     yield table
@@ -157,6 +156,22 @@ def printed(grid: Grid) -> Iterator[str | Text | Table]:
         yield note if re.search(r"'[\w.]+=|\n  ", note) else Text(note)
     if grid.notes:  # a table itself ends with an empty line
         yield ""
+
+
+def widths(grid: Grid) -> list[tuple[int, int]]:
+    """The least and the most width of each column, so that all fit in the terminal if their words do."""
+    columns = list(zip(*lines(grid), strict=True))
+    cells = [max(map(cell_len, column)) for column in columns]
+    words = [max(map(cell_len, " ".join(column).split()), default=0) for column in columns]
+    # a number is never cut; a path may be
+    least = [n if i in grid.right else min(n, 12) for i, n in enumerate(words)]
+    room = console().width - len(columns) - 1
+
+    def needed(most: int) -> int:
+        return sum(max(low, min(n, most)) for low, n in zip(least, cells, strict=True))
+
+    most = next((n for n in range(room, 1, -1) if needed(n) <= room), 1)
+    return [(low, max(low, most)) for low in least]
 
 
 def as_markdown(grid: Grid) -> str:
