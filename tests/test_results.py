@@ -126,11 +126,17 @@ def test_what_readme_concludes_of_the_committed_comparisons_holds():
     assert fmean(third.values()) > 0 and p < 0.05 < p_whitening
     found, p_best = table.of_parts()[table.WHITENING][1]
     assert fmean(whitening.values()) < 0 and fmean(found.values()) < 0 and p_best < 0.05
+    there, beside = (table.of_parts()[name] for name in (table.WHOLE_THERE, table.AT_ONE_RATE))
+    assert all(fmean(d.values()) > 0 and p < 0.0001 for d, p in there)
+    assert beside[0][1] > 0.05 > beside[1][1] and fmean(beside[1][0].values()) > 0
+    dev = [table.of_system("mlm", "sgw3", at=rate) for rate in ("3e-4", "1e-3")]
+    assert [f"{fmean(float(run[seed]['dev']) for seed in dev[0]):.2f}" for run in dev] == ["73.25", "71.89"]
 
 
 def test_sentences_have_no_figures_but_those_of_tables():
     """Two decimals in README.md and the pages of the claim and the study."""
     others = {"3.11", "3.13", "3.98", "70.52", "73.04"}  # Python, a loss, and dev scores of one_pass
+    others |= {"73.25", "71.89"}  # of WhitenedCSE at two rates, see the test above
     number, known, said = r"(?<![\d.])\d+\.\d\d(?![\d.])", {*others}, []
     for page in ("README.md", "results/claim/README.md", "results/study/README.md"):
         text = re.sub("```.*?```", "", (ROOT / page).read_text(), flags=re.S)

@@ -6,6 +6,7 @@ results/study, of results/lab, and of runs.csv beside this file, as far as that 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from statistics import fmean
 from typing import NamedTuple
@@ -14,6 +15,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from results.claim import drive
 from results.claim.collect import HERE, Row, read
 from results.claim.collect import TASKS as TESTS
 from results.claim.drive import PILOT, RATES
@@ -27,7 +29,7 @@ from whitenedcse.report.compare import spread
 from whitenedcse.report.published import tables
 
 Scores = dict[int, list[float]]  # the seven tests of TESTS by seed
-Cell = tuple[str, str]  # a system and its views
+Cell = tuple[str, ...]  # a system, its views and, if not its own, a rate
 PAPER_STEPS = "BERT-base, first token, 1,000,000 sentences, 15,625 steps"
 BEDS = {
     "minilm": ("minilm-mlm, mean", "5,000 sentences, 78 steps"),
@@ -35,7 +37,7 @@ BEDS = {
     "scratch": ("from scratch, mean", "10,000 sentences, 156 steps"),
     "cls": ("minilm-mlm, first token", "10,000 sentences, 156 steps"),
 }
-DROPOUT = "dropout"  # as what makes the views of a sentence differ
+DROPOUT, CROPS = "dropout", "crops"  # what makes the views of a sentence differ
 LAB = "3e-4 for both, chosen with crops"
 MARGIN = 3.0  # points, the gate of PLAN.md
 TOGETHER = {"raw": 2, "best": 2}  # encoders whose p PLAN.md corrects together
@@ -122,9 +124,10 @@ def of_lab(encoder: str) -> Compared:
     )
 
 
-def rate(bed: str, system: str, views: str = DROPOUT) -> str:
-    """The rate at which a system was studied: that of its runs with seeds that are not the pilot's."""
-    return ", ".join({row["rate"] for row in of_system(bed, system, views).values()})
+def rate(bed: str, system: str, views: str = DROPOUT) -> str | None:
+    """The rate that the pilot of a system chose; None before it is done."""
+    cell = drive.Cell(bed, system[:-1], int(system[-1]), views)
+    return drive.chosen(cell, {row["run"]: float(row["dev"]) for row in rows() if row["seed"]})
 
 
 def of_claim(bed: str, readout: str) -> Compared | None:
@@ -153,10 +156,11 @@ def of_claim(bed: str, readout: str) -> Compared | None:
     )
 
 
-def of_system(bed: str, system: str, views: str = DROPOUT) -> dict[int, Row]:
-    """The runs of a system that are of the study, by seed: not of the pilot, and scored on the tests."""
-    cell = bed, system, views
-    mine = [row for row in rows() if (row["bed"], row["system"], row["views"]) == cell and row["best"]]
+def of_system(bed: str, system: str, views: str = DROPOUT, at: str | None = None) -> dict[int, Row]:
+    """The runs of a system at its own rate or another, by seed: not of the pilot, and scored on the tests."""
+    cell = bed, system, views, at or rate(bed, system, views)
+    named = ("bed", "system", "views", "rate")
+    mine = [row for row in rows() if tuple(row[name] for name in named) == cell and row["best"]]
     return {seed: row for row in mine if (seed := int(row["seed"])) not in PILOT}
 
 
@@ -284,12 +288,20 @@ def shares() -> str:
     return table(head, lines)
 
 
-CELLS: list[Cell] = [("none2", DROPOUT), ("none3", DROPOUT), ("sgw3", DROPOUT)]
+SHARED = ("sgw3", DROPOUT, "3e-4")  # at the rate of three views without whitening
+CELLS: list[Cell] = [("none2", DROPOUT), ("none3", DROPOUT), ("sgw3", DROPOUT), SHARED]
+CELLS += [("none3", CROPS), ("sgw3", CROPS)]
 THIRD, WHITENING = "a third view, without whitening", "whitening, with three views"
+CROPPED, INTERACTION = "whitening, with three crops", "the same minus whitening with dropout"
+AT_ONE_RATE = "whitening, with three views, both at 3e-4"
+WHOLE_THERE = "both: WhitenedCSE at 3e-4 minus SimCSE"
 PARTS: dict[str, tuple[Cell, Cell]] = {  # the two cells whose difference each is
     THIRD: (("none3", DROPOUT), ("none2", DROPOUT)),
     WHITENING: (("sgw3", DROPOUT), ("none3", DROPOUT)),
     "both: WhitenedCSE minus SimCSE": (("sgw3", DROPOUT), ("none2", DROPOUT)),
+    AT_ONE_RATE: (SHARED, ("none3", DROPOUT)),
+    WHOLE_THERE: (SHARED, ("none2", DROPOUT)),
+    CROPPED: (("sgw3", CROPS), ("none3", CROPS)),
 }
 
 
@@ -297,19 +309,23 @@ def of_parts(bed: str = "mlm") -> dict[str, list[tuple[dict[int, float], float |
     """Which part of WhitenedCSE minus SimCSE is the third view's, which whitening's; each at its own rate.
 
     By name the differences by seed, raw and at best readouts, each with its p. Hypothesis 3 of PLAN.md is of
-    whitening: its p are corrected with those of crops, which count as 1.
+    whitening with dropout and with crops, whose four p are corrected together, hypothesis 5 their difference.
     """
     ways = ("raw", "best")
-    found = {name: [minus(bed, *cells, readout) for readout in ways] for name, cells in PARTS.items()}
-    p = {name: [compared([*d.values()]).p for d in both] for name, both in found.items()}
-    p[WHITENING] = [*holm([x or 1.0 for x in [*p[WHITENING], 1.0, 1.0]])[:2]]
-    return {name: [*zip(both, p[name], strict=True)] for name, both in found.items()}
+    every = {
+        name: [minus(averages(bed, one, way), averages(bed, other, way)) for way in ways]
+        for name, (one, other) in PARTS.items()
+    }
+    every[INTERACTION] = list(map(minus, every[CROPPED], every[WHITENING]))
+    p = {name: [compared([*d.values()]).p for d in both] for name, both in every.items()}
+    together = holm([x or 1.0 for x in [*p[WHITENING], *p[CROPPED]]])
+    p |= {WHITENING: [*together[:2]], CROPPED: [*together[2:]]}
+    return {name: [*zip(both, p[name], strict=True)] for name, both in every.items()}
 
 
-def minus(bed: str, one: Cell, other: Cell, readout: str) -> dict[int, float]:
-    """The averages of the first cell minus those of the second, by the seeds that both have."""
-    a, b = (averages(bed, cell, readout) for cell in (one, other))
-    return {seed: a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())}
+def minus(one: Mapping[int, float], other: Mapping[int, float]) -> dict[int, float]:
+    """One minus the other, by the seeds that both have."""
+    return {seed: one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())}
 
 
 def averages(bed: str, cell: Cell, readout: str) -> dict[int, float]:
@@ -325,10 +341,10 @@ def average(row: Row, readout: str) -> float:
 def cells(bed: str = "mlm") -> str:
     """The averages of the cells of the plan on mlm_minilm, each at its own rate."""
     lines = []
-    for system, views in CELLS:
-        scores = [averages(bed, (system, views), readout) for readout in ("raw", "best")]
-        said = [NAMES[system], views, rate(bed, system, views), *map(spread, scores), str(len(scores[0]))]
-        lines.append(said)
+    for cell in CELLS:
+        scores = [averages(bed, cell, readout) for readout in ("raw", "best")]
+        at = cell[2] if cell[2:] else str(rate(bed, *cell))
+        lines.append([NAMES[cell[0]], cell[1], at, *map(spread, scores), str(len(scores[0]))])
     return table(["system", "views", "learning rate", "as trained", "at best readouts", "seeds"], lines)
 
 
@@ -342,10 +358,12 @@ def parts() -> str:
 
 
 def of_paper(name: str) -> str:
-    """One of PARTS in the paper's Table 6."""
+    """One of PARTS in the paper's Table 6, which has dropout alone."""
+    if name in (AT_ONE_RATE, WHOLE_THERE, CROPPED, INTERACTION):
+        return ""
     rows = {row["label"].partition(":")[0]: row["values"][0] for row in tables()["WhitenedCSE/T6"]["rows"]}
     labels = {"none2": "SimCSE", "none3": "no whitening, 3 views", "sgw3": "WhitenedCSE"}
-    one, other = (float(rows[labels[system]]) for system, _ in PARTS[name])
+    one, other = (float(rows[labels[cell[0]]]) for cell in PARTS[name])
     return f"{one - other:+.2f}"
 
 
