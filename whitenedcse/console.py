@@ -147,8 +147,8 @@ def printed(grid: Grid) -> Iterator[str | Text | Table]:
     table = Table(box=SIMPLE_HEAD, padding=0)
     header, *rows = lines(grid)
     for i, (name, (least, most)) in enumerate(zip(header, widths(grid), strict=True)):
-        right = "right" if i in grid.right else "left"
-        table.add_column(Text(name), justify=right, min_width=least, max_width=most, overflow="fold")
+        side: Any = "right" if i in grid.right else "left"
+        table.add_column(Text(name), justify=side, min_width=least, max_width=most, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     yield table

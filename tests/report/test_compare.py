@@ -124,10 +124,11 @@ def test_accuracies_are_compared_on_the_same_texts(tmp_path):
 
 def test_averages_are_over_the_tasks_that_all_have_and_differences_from_the_first(tmp_path):
     tasks = {"A": task(150, 0)[:1], "B": task(80, 1)}
-    a, b = run(tmp_path / "a", 0.2, 0, tasks), run(tmp_path / "b", 0.4, 1, tasks | {"C": task(60, 2)})
+    a = run(tmp_path / "a", 0.2, 0, tasks)
+    b = run(tmp_path / "b", 0.4, 1, tasks | {name: task(60, 2) for name in "CDEFGH"})
     (grid,) = compared([str(a), str(b), str(a)], 50)
     assert [row[0] for row in grid.rows] == ["A", "B", "average"]
-    assert "left out, as not all have a score of the same data: C" in grid.notes
+    assert "left out, as not all have a score of the same data: C, D, E, F, G, H" in grid.notes
     scores = [[Run(path).scores["rows"][0]["sts"]["tasks"][name]["all"] for name in "AB"] for path in (a, b)]
     for name, one, other in zip(("A", "B", "average"), *([*x, np.mean(x)] for x in scores), strict=True):
         line = cells(grid, name)

@@ -100,9 +100,14 @@ def curves(ax: Axes, series: Mapping[str, Series], what: str) -> None:
         few = mark if len(y) <= 20 else ""
         ax.plot(steps, y, marker=few, color=colour, label=label, linewidth=1.4, markersize=3)
     over_steps(ax, what, zero=what != SCORE)
-    if len(series) > 1:  # above the plot, where the legend covers no data
-        tight = {"handlelength": 1.4, "handletextpad": 0.4, "columnspacing": 1.1, "borderaxespad": 0.2}
-        ax.legend(loc="lower left", bbox_to_anchor=(-0.06, 1.0), ncols=3, fontsize=9, **tight)
+    if len(series) > 1:
+        legend(ax, 3)
+
+
+def legend(ax: Axes, columns: int) -> None:
+    """Put the legend above the plot, where it covers no data."""
+    tight = {"handlelength": 1.4, "handletextpad": 0.4, "columnspacing": 1.1, "borderaxespad": 0.2}
+    ax.legend(loc="lower left", bbox_to_anchor=(-0.06, 1.0), ncols=columns, fontsize=9, **tight)
 
 
 def named(run: Run, beginning: str, but: Sequence[str] = ()) -> dict[str, Series]:
@@ -258,9 +263,11 @@ def curve(ax: Axes, lines: dict[str, Points], name: str, what: str) -> None:
     places = [x for points in lines.values() for x, *_ in points]
     if max(places) > 20 * min(places) > 0:
         ax.set_xscale("log")
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))  # as 0.00015 is long
     ax.set(xlabel=name, ylabel=f"{what}, x 100")
     if len(lines) > 1:
-        ax.legend(fontsize=8)
+        legend(ax, 2 if max(map(len, lines)) < 25 else 1)
 
 
 def over_training(ax: Axes, groups: Sequence[Group]) -> None:

@@ -428,7 +428,7 @@ def of_kind(title: str, rows: Sequence[tuple[Group, str]], kind: str, draws: int
     groups = [scored(one, row, kind, draws) for one, row in rows]
     every = measures(groups)
     some = [task for task in every if any(len(one.scores.get(task, ())) < len(one.runs) for one in groups)]
-    left = {*some, *unlike(groups, tested_data)}
+    left = dict.fromkeys([*some, *unlike(groups, tested_data)])
     first, *others = groups = [with_average(one.without(left)) for one in groups]
     if not first.scores:
         return None
