@@ -1,6 +1,8 @@
 """The library without a command line: train and evaluate as functions, with parts of the caller's own."""
 
 import json
+import re
+import shlex
 import shutil
 import signal
 import sys
@@ -21,7 +23,7 @@ from programs import ROOT, started
 
 import whitenedcse
 from whitenedcse import Embedder, ProjectionHead
-from whitenedcse.app import python
+from whitenedcse.app import cli, python
 from whitenedcse.app import train as scripts
 from whitenedcse.app.config import CONF, label
 from whitenedcse.console import quoted
@@ -181,6 +183,12 @@ def test_a_call_and_the_command_give_the_same_bits_and_called_again_a_run_stays(
     assert not GlobalHydra.instance().is_initialized() and not HydraConfig.initialized()
     with Run("outputs/call").claim():
         pass
+
+
+def test_the_export_that_a_run_names_is_one_that_holds_its_embedding(home, capsys):
+    whitenedcse.train("bert", "my.txt", output="outputs/head", settings={"embedding": "head"}, **SMALL)
+    command = re.search(r"whitenedcse (export .*)", capsys.readouterr().out)[1]
+    assert cli.main(shlex.split(command)) == 0
 
 
 def test_an_encoder_is_evaluated_by_a_call(home, capsys):

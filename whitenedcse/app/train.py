@@ -313,7 +313,8 @@ def say_end(cfg: DictConfig, run: Run, scores: dict[str, Any]) -> None:
     if alone:
         tests = "" if cfg.monitor.dev == "STS-B/dev" else " 'tasks.names=[TESTS.csv]'"
         name = quote(str(here))
-        after = [f"whitenedcse report {name}", f"whitenedcse export {name} OUT --to transformers"]
+        form = "transformers" if cfg.embedding == "encoder" else "sentence-transformers"  # which has the head
+        after = [f"whitenedcse report {name}", f"whitenedcse export {name} OUT --to {form}"]
         if not tested:
             after.insert(1, f"whitenedcse evaluate {override('model', here)}{tests}")
         say(f"next: {'   '.join(after)}")
