@@ -19,7 +19,7 @@ from whitenedcse.evaluation.geometry import diversity
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import concatenate, ragged
 from whitenedcse.training import loggers
-from whitenedcse.training.loggers import Metrics, PlainProgress, Record, tensorboard_logger
+from whitenedcse.training.loggers import Bar, Metrics, PlainProgress, Record, tensorboard_logger
 from whitenedcse.training.module import reseed
 from whitenedcse.training.trainer import Trainer
 
@@ -197,6 +197,14 @@ def test_an_end_by_an_error_leaves_nothing_either(bert, tmp_path):
     with pytest.raises(KeyError, match="broken"):
         run(module, tmp_path, Record(), broken)
     assert not any(part._forward_hooks for part in module.modules())
+
+
+def test_the_bar_ends_where_max_steps_ends_the_run():
+    bar = Bar()
+    for steps, epoch, each, total in ((-1, 1, 1, 300), (10, 0, 1, 10), (10, 0, 4, 40), (350, 1, 1, 50)):
+        facts = {"num_training_batches": 300, "max_steps": steps, "current_epoch": epoch}
+        bar._trainer = SimpleNamespace(accumulate_grad_batches=each, **facts)
+        assert bar.total_train_batches == total
 
 
 def test_a_line_of_progress_comes_once_a_step_with_the_speed_of_the_steps_since_the_start(monkeypatch):

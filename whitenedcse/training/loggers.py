@@ -178,6 +178,13 @@ class Bar(RichProgressBar):
     shown: dict[str, Any]
     read = 0.0
 
+    @property
+    def total_train_batches(self) -> float:
+        """The batches of this epoch, as far as trainer.max_steps lets it come."""
+        every, steps = self.trainer.num_training_batches, self.trainer.max_steps
+        left = steps * self.trainer.accumulate_grad_batches - self.trainer.current_epoch * every
+        return every if steps < 0 else min(every, left)
+
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """The values shown beside the bar."""
         if time.monotonic() - self.read >= 1:
