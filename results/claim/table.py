@@ -298,8 +298,8 @@ CELLS: list[Cell] = [("none2", DROPOUT), ("none3", DROPOUT), ("sgw3", DROPOUT), 
 CELLS += [("none3", CROPS), ("sgw3", CROPS)]
 THIRD, WHITENING = "a third view, without whitening", "whitening, with three views"
 CROPPED, INTERACTION = "whitening, with three crops", "the same minus whitening with dropout"
-AT_ONE_RATE = "whitening, with three views, both at 3e-4"
-WHOLE_THERE = "both: WhitenedCSE at 3e-4 minus SimCSE"
+AT_ONE_RATE = f"whitening, with three views, both at {SHARED[-1]}"
+WHOLE_THERE = f"both: WhitenedCSE at {SHARED[-1]} minus SimCSE"
 PARTS: dict[str, tuple[Cell, Cell]] = {  # the two cells whose difference each is
     THIRD: (("none3", DROPOUT), ("none2", DROPOUT)),
     WHITENING: (("sgw3", DROPOUT), ("none3", DROPOUT)),
@@ -324,7 +324,7 @@ def of_parts(bed: str = "mlm") -> dict[str, list[tuple[dict[int, float], float |
     every[INTERACTION] = list(map(minus, every[CROPPED], every[WHITENING]))
     p = {name: [compared([*d.values()]).p for d in both] for name, both in every.items()}
     together = holm([x or 1.0 for x in [*p[WHITENING], *p[CROPPED]]])
-    p |= {WHITENING: [*together[:2]], CROPPED: [*together[2:]]}
+    p |= {WHITENING: together[:2], CROPPED: together[2:]}
     return {name: [*zip(both, p[name], strict=True)] for name, both in every.items()}
 
 
