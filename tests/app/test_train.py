@@ -69,7 +69,7 @@ def test_texts_scores_weights_and_configuration_have_a_part_in_the_digests(tmp_p
 
 
 def config(dev="STS-B/dev"):
-    return OmegaConf.create({"tasks": {"names": []}, "monitor": {"dev": dev}})
+    return OmegaConf.create({"tasks": {"names": []}, "monitor": {"dev": dev}, "embedding": "encoder"})
 
 
 def test_all_that_a_run_leaves_is_on_the_disk_before_the_scores_have_their_name(tmp_path, monkeypatch, disk):
