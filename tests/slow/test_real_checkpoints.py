@@ -34,8 +34,9 @@ def test_minilm_scores_what_mteb_published(tmp_path):
 @pytest.mark.skipif(not (DATA / "senteval").is_dir(), reason=f"needs SentEval's data in {DATA}/senteval")
 @pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_the_encoder_of_the_repository_scores_what_its_page_says(pooling, tmp_path):
+def test_the_encoder_of_the_repository_scores_what_its_page_says(pooling, tmp_path, monkeypatch):
     """results/pretrain/README.md; the weights are float16 and computed with in float32."""
+    monkeypatch.setenv("WHITENEDCSE_DATA", str(DATA))
     encoder, asked = ROOT / "results/pretrain/encoder", {"tasks": ["STS-B"], "output": tmp_path / "run"}
     run = whitenedcse.evaluate(encoder, pooling=pooling, **asked)
     page = json.loads((ROOT / f"results/pretrain/{pooling}.json").read_text())
