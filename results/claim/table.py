@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 from results.claim import drive
 from results.claim.collect import HERE, Row, read
 from results.claim.collect import TASKS as TESTS
-from results.claim.drive import PILOT, RATES
+from results.claim.drive import FRESH, PILOT, RATES
+from results.claim.soups import SIZE, SYSTEMS, WAYS
 from results.lab import answers as lab
 from results.markdown import table
 from results.paired import apart, bound, compared
@@ -205,17 +206,6 @@ def comparison() -> str:
     return table(HEAD, of_comparison())
 
 
-def short() -> str:
-    """For README.md, without rates: the paper, and this study on the encoders that others can have."""
-    public = [BEDS[bed][0] for bed in ("mlm", "scratch")]
-    lines = [
-        line[:-1]
-        for line in of_comparison()
-        if line[-1] != LAB and line[0].startswith(("the paper", *public))
-    ]
-    return table(HEAD[:-1], lines)
-
-
 def of_comparison() -> list[list[str]]:
     """Its lines."""
     simcse, whitened = (paper(f"{system}-BERT base")[-1] for system in ("SimCSE", "WhitenedCSE"))
@@ -366,10 +356,54 @@ def of_paper(name: str) -> str:
     """One of PARTS in the paper's Table 6, which has dropout alone."""
     if name in (AT_ONE_RATE, WHOLE_THERE, CROPPED, INTERACTION):
         return ""
+    one, other = (table6()[cell[0]] for cell in PARTS[name])
+    return f"{one - other:+.2f}"
+
+
+def table6() -> dict[str, float]:
+    """The averages of the paper's Table 6 by system."""
     rows = {row["label"].partition(":")[0]: row["values"][0] for row in tables()["WhitenedCSE/T6"]["rows"]}
     labels = {"none2": "SimCSE", "none3": "no whitening, 3 views", "sgw3": "WhitenedCSE"}
-    one, other = (float(rows[labels[cell[0]]]) for cell in PARTS[name])
-    return f"{one - other:+.2f}"
+    return {system: float(rows[label]) for system, label in labels.items()}
+
+
+def short() -> str:
+    """For README.md: the paper's systems and what their parts are worth, on encoders that others can have."""
+    simcse, three, plan = ("none2", DROPOUT), ("none3", DROPOUT), ("sgw3", DROPOUT)
+    shown = {"mlm_minilm": ("mlm", "raw"), "mlm_minilm at the best readout": ("mlm", "best")}
+    shown["from scratch"] = ("scratch", "raw")
+    at, paper6 = rate("mlm", plan[0]), table6()
+    before = [average(row, way) for bed, way in shown.values() for row in rows()
+              if row["run"] == f"untouched-{bed}"]  # fmt: skip
+    of_paper = paper("BERT base, first-last average")[-1]
+    lines = [["untouched", *(f"{x:.2f}" for x in (of_paper, *before))]]
+    systems = {
+        "SimCSE: two views": simcse,
+        "three views": three,
+        "WhitenedCSE: three views, whitening": SHARED,
+    }
+    for name, cell in {**systems, f"WhitenedCSE at {at}, the plan's rate": plan}.items():
+        values = [spread(averages(bed, cell, way)) for bed, way in shown.values()]
+        lines.append(
+            [name, *(["", *values[:2], ""] if cell == plan else [f"{paper6[cell[0]]:.2f}", *values])]
+        )
+    parts = {"WhitenedCSE minus SimCSE": (SHARED, simcse), "the third view alone": (three, simcse)}
+    parts |= {"whitening alone": (SHARED, three), f"WhitenedCSE at {at} minus SimCSE": (plan, simcse)}
+    for name, (one, other) in parts.items():
+        values = [
+            gain(minus(averages(bed, one, way), averages(bed, other, way))) for bed, way in shown.values()
+        ]
+        theirs = f"{paper6[one[0]] - paper6[other[0]]:+.2f}"
+        lines.append([name, *(["", *values[:2], ""] if one == plan else [theirs, *values])])
+    return table(["", "the paper: BERT-base", *shown], lines)
+
+
+def gain(differences: Mapping[int, float]) -> str:
+    """The mean of differences by seed with its interval, n.s. where that holds zero; "-" for no seeds."""
+    if not differences:
+        return "-"
+    d = compared([*differences.values()])
+    return f"{d.difference:+z.2f} ({d.low:+z.2f} .. {d.high:+z.2f}{', n.s.' if d.low <= 0 <= d.high else ''})"
 
 
 def gate() -> str:
@@ -407,6 +441,28 @@ NAMES = {
     "none3": "no whitening, v = 3",
     "sgw3": "WhitenedCSE (v = 3)",
 }
+
+
+def soups() -> str:
+    """By system the mean of single runs, what soups of SIZE gain over their runs, and the soup of all."""
+    lines = []
+    for system in SYSTEMS:
+        made = {row["seeds"]: row for row in read(HERE / "soups.csv") if row["system"] == system}
+        whole = made.pop(f"{FRESH[0]} to {FRESH[-1]}")
+        for way, said in zip(WAYS, ("as trained", "at best readouts"), strict=True):
+            gain = compared([float(row[way]) - float(row[f"runs {way}"]) for row in made.values()])
+            cells = [whole[f"runs {way}"], f"{gain.difference:+.2f} ({gain.low:+.2f} .. {gain.high:+.2f})"]
+            lines.append(
+                [
+                    NAMES[system.split("-")[1]],
+                    said,
+                    f"{float(cells[0]):.2f}",
+                    cells[1],
+                    f"{float(whole[way]):.2f}",
+                ]
+            )
+    head = ["system", "read", "single runs", f"a soup of {SIZE} seeds gains", f"the soup of {len(FRESH)}"]
+    return table(head, lines)
 
 
 def picture() -> None:
