@@ -83,9 +83,3 @@ def test_a_damaged_one_does_not_use_up_a_place_once_the_run_resumes(folder):
         FILES.save_checkpoint(content(step), folder)
     assert steps(folder) == [10, 11]  # two to fall back on, not one beside the damaged one of step 12
     assert found(folder) == (11, [])
-
-
-def test_a_draft_of_a_killed_process_is_removed(folder):
-    for draft in ("draft", ".draft.host-1.new"):
-        (folder / draft).write_bytes(b"half of")
-        assert found(folder) == (12, []) and not (folder / draft).exists()

@@ -67,8 +67,6 @@ def written(folder: Path) -> list[Path]:
 
 def newest(folder: Path, say: Callable[[str], None]) -> Path | None:
     """The newest checkpoint that is undamaged; None if there never was one. `say` is told of any other."""
-    for draft in (*folder.glob("draft*"), *folder.glob(".draft*")):  # of a process that was killed
-        draft.unlink(missing_ok=True)
     paths = written(folder)
     for path in paths:
         if path.stem.endswith(sha256(path)[:16]):
