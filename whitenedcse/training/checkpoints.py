@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +112,13 @@ class Safekeeping(Callback):
         self.before = {number: signal.getsignal(number) for number in ASKING}  # Lightning's come later
         meet(getattr(trainer, "timeout", None))
         everyone = everyones(self.settings)
-        for rank, other in enumerate(everyone):
-            for ours, theirs in zip_longest(everyone[0].splitlines(), other.splitlines(), fillvalue=""):
-                if ours != theirs:
-                    raise ValueError(
-                        f"rank {rank} has {theirs.strip()!r} where rank 0 has {ours.strip()!r}; every rank"
-                        " needs the same command and, on several machines, the same disk"
-                    )
+        if len({*everyone}) > 1:
+            lines = [set(settings.splitlines()) for settings in everyone]
+            other = lines[0].union(*lines) - lines[0].intersection(*lines)
+            raise ValueError(
+                f"ranks differ in {sorted(other)}; every rank needs the same command and, on several"
+                " machines, the same disk"
+            )
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
         """Handle signals in place of Lightning, which restores what handled them before it."""
