@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ import lightning
 import torch
 from lightning import Callback, LightningModule
 from lightning.fabric.plugins import CheckpointIO
-from torch import Tensor
 
 from whitenedcse import files
 from whitenedcse.distributed import ASKING
@@ -104,7 +103,8 @@ class Safekeeping(Callback):
         self.asked = 0
         self.last, self.pause = time.monotonic(), seconds
         self.saved = 0  # optimiser steps in the newest checkpoint
-        self.bad: Tensor | None = None
+        self.step = 0  # the one being made
+        self.bad = torch.tensor(0)  # the first whose loss was not finite; 0 for none
         self.before: dict[int, Any] = {}  # what handled each signal
 
     def setup(self, trainer: lightning.Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -122,7 +122,7 @@ class Safekeeping(Callback):
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
         """Handle signals in place of Lightning, which restores what handled them before it."""
-        self.bad = torch.full((), -1, device=pl_module.device)
+        self.bad = self.bad.to(pl_module.device)
         self.votes = VOTES if trainer.world_size > 1 and pl_module.device.type != "cpu" else 1
         if threading.current_thread() is threading.main_thread():  # no other hears any
             for number in ASKING:
@@ -151,6 +151,7 @@ class Safekeeping(Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: LightningModule, batch: Any, index: int) -> None:
         """Between two optimiser steps, save if it is time, and end if any rank received a signal."""
+        self.step = trainer.global_step + 1
         if index % trainer.accumulate_grad_batches or trainer.global_step % self.votes:
             return
         votes = agreed(self.asked, time.monotonic() - self.last >= self.pause)
@@ -164,17 +165,15 @@ class Safekeeping(Callback):
         self, trainer: lightning.Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Note whether the loss is finite; the device is waited for only where a number is logged anyway."""
-        at = pl_module.current_epoch * int(trainer.num_training_batches) + batch_idx
-        assert self.bad is not None
-        finite = outputs["loss"].isfinite().logical_or(self.bad >= 0)
-        self.bad = torch.where(finite, self.bad, at)
+        fine = outputs["loss"].isfinite().logical_or(self.bad > 0)
+        self.bad = torch.where(fine, self.bad, self.step)
         due = (trainer.log_every_n_steps, self.monitor.every)  # type: ignore[attr-defined]
         if any(steps and trainer.global_step % steps == 0 for steps in due):
-            self.check_losses(trainer)
+            self.check_losses()
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
         """Raise ValueError if a loss was not finite, before the last evaluation."""
-        self.check_losses(trainer)
+        self.check_losses()
 
     def on_load_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: Any) -> None:
         """Note the step of the loaded checkpoint, which need not be written again."""
@@ -192,8 +191,9 @@ class Safekeeping(Callback):
 
     def save(self, trainer: lightning.Trainer) -> None:
         """Write a checkpoint. Raises ValueError instead if a loss or a weight is not finite."""
-        self.check_losses(trainer)
-        if not all_finite(trainer.lightning_module.parameters()):
+        self.check_losses()
+        weights = trainer.lightning_module.parameters()
+        if not torch.stack([weight.isfinite().all() for weight in weights]).all():
             raise ValueError(f"a weight is not finite after step {trainer.global_step}; {self.cure()}")
         for logger in trainer.loggers:
             logger.save()
@@ -202,16 +202,10 @@ class Safekeeping(Callback):
         self.saved, self.last = trainer.global_step, time.monotonic()
         self.pause = max(self.seconds, SHARE * (self.last - began))
 
-    def check_losses(self, trainer: lightning.Trainer) -> None:
-        """Raise ValueError if a loss was not finite, naming its batch."""
-        if self.bad is None or (at := int(self.bad)) < 0:
-            return
-        epoch, batch = divmod(at, batches := int(trainer.num_training_batches))
-        each = trainer.accumulate_grad_batches
-        step = epoch * -(-batches // each) + batch // each
-        raise ValueError(
-            f"the loss of step {step + 1} is not finite (epoch {epoch}, batch {batch}); {self.cure()}"
-        )
+    def check_losses(self) -> None:
+        """Raise ValueError if a loss was not finite, naming its step."""
+        if step := int(self.bad):
+            raise ValueError(f"the loss of step {step} is not finite; {self.cure()}")
 
     def cure(self) -> str:
         """What stays of a run whose loss or weights are not finite, and what may help."""
@@ -228,8 +222,3 @@ class Safekeeping(Callback):
             with suppress(OSError):  # no scontrol here, e.g. in a container
                 subprocess.run(["scontrol", "requeue", job], check=False)
         raise SystemExit(128 + number)
-
-
-def all_finite(parameters: Iterable[Tensor]) -> bool:
-    """Whether no weight is infinite or NaN, asked of the device once."""
-    return bool(torch.stack([weight.isfinite().all() for weight in parameters]).all())
