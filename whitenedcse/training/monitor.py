@@ -228,8 +228,6 @@ class Monitor(Callback):
         self.rows: list[Row] = []
         self.warned: list[str] = []  # the kinds of alarms given
         self.guess = 0.0  # the loss of guessing
-        self.resumed = 0  # the last step evaluated before this life of the run
-        self.lost: Row | None = None  # the evaluation of best/, where a life that was killed left that
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluations so far, for a run that resumes."""
@@ -254,10 +252,6 @@ class Monitor(Callback):
             self.every = int(min(max(steps / EVALUATIONS, STEPS[0]), STEPS[1]))
         if not self.rows:
             self.measure(trainer, pl_module)
-        self.resumed = self.rows[-1].step
-        kept = checkpoint.evaluation(self.directory) if trainer.is_global_zero else None
-        if kept and Row(*kept) not in self.rows:
-            self.lost = Row(*kept)
         self.stop_in_vain(trainer)
 
     def on_train_batch_end(  # noqa: PLR0913  Lightning's signature
@@ -312,16 +306,6 @@ class Monitor(Callback):
             self.say(f"training stops: no better score since step {best.step} (monitor.patience)")
 
     @property
-    def before(self) -> Row:
-        """The evaluation of the untrained encoder."""
-        return self.rows[0]
-
-    @property
-    def best(self) -> Row:
-        """The evaluation of the checkpoint in best/: `highest`, or one that a killed life has left there."""
-        return self.lost if self.lost and self.highest.step <= self.resumed else self.highest
-
-    @property
     def highest(self) -> Row:
         """The first with the highest dev/spearman after training began or, without dev pairs, the last."""
         if isinstance(self.dev_set, HeldOut):
@@ -329,8 +313,11 @@ class Monitor(Callback):
         return max(self.rows[1:] or self.rows, key=score)
 
     def summary(self) -> dict[str, Any]:
-        """The content of `dev` in scores.json."""
-        before, best, last = self.before, self.best, self.rows[-1]
+        """The content of `dev` in scores.json, on the first rank; of best/, what that says of itself.
+
+        It may be of a later step than `highest`: left by a killed life, and not repeated by this one.
+        """
+        before, best, last = self.rows[0], Row(*checkpoint.evaluation(self.directory)), self.rows[-1]
         return {
             "metric": METRIC if METRIC in last.values else None,
             "before": before.values.get(METRIC),
