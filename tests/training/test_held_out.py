@@ -197,14 +197,6 @@ def test_what_needs_scored_pairs_is_not_ignored_without_them(tmp_path, settings)
         Monitor(**(given | settings))
 
 
-def test_only_without_pairs_are_rows_held_out_of_the_corpus(tmp_path):
-    pairs, left = [Subset("a", ["x", "y"], ["z", "w"], np.array([3.0, 4.0]))], []
-    trainer = SimpleNamespace(datamodule=SimpleNamespace(leave_rows=lambda: left.append(1)))
-    for dev, times in ((pairs, 0), (None, 1)):
-        Monitor(dev=dev, every=2, patience=None, directory=tmp_path, say=print).setup(trainer, None, "fit")
-        assert len(left) == times
-
-
 def test_the_best_readout_is_scored_with_the_baselines_and_is_no_worse_than_the_embedding(bert):
     embedder, rng = embedder_of(bert, kind="mean").eval(), np.random.default_rng(0)
     left, right = (list(rng.choice(SENTENCES, 60)) for _ in range(2))

@@ -223,12 +223,6 @@ class SentenceData(LightningDataModule):
         n = len(self.tokens)
         return min(HELD_OUT, max(2, n // 10), n) if self.hold_out else 0
 
-    def leave_rows(self) -> None:
-        """Hold rows out from now on, if none are yet. Raises ValueError as `check_budget`."""
-        if not self.hold_out:
-            self.hold_out = True
-            self.check_budget()
-
     def held_out(self) -> Ragged:
         """The first column of the rows that are not trained on, as a batch."""
         return self.tokens.rows(self.shuffled(1)[: self.holds_out], [0])

@@ -238,11 +238,6 @@ class Monitor(Callback):
         self.rows = [Row(*row) for row in state_dict["rows"]]
         self.warned = state_dict["warned"]
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Hold rows out of the corpus, where there are no dev pairs."""
-        if isinstance(self.dev_set, HeldOut):
-            trainer.datamodule.leave_rows()  # type: ignore[attr-defined]
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate the untrained encoder: a broken evaluation shows at once."""
         if pl_module.device.type == "cuda":  # else an evaluation costs as much as its steps
