@@ -20,7 +20,6 @@ from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model import checkpoint
 from whitenedcse.model.head import Final
 from whitenedcse.ragged import ragged
-from whitenedcse.training.loggers import progress_bar
 from whitenedcse.training.module import seed_of, seed_torch
 from whitenedcse.training.monitor import DevSet, HeldOut, Monitor, Row, dropped
 
@@ -89,15 +88,6 @@ def test_the_own_limit_of_an_encoder_is_kept_and_what_is_left_out_of_it_is_said(
     assert "note: " not in capsys.readouterr().out
     run = whitenedcse.train("own", "my.txt", output="kept", **settings | {"pooling": None})
     assert Embedder.load(run).pooling.kind == "mean" and "pools by" not in capsys.readouterr().out
-
-
-def test_a_bar_is_drawn_where_it_can_be(monkeypatch):
-    for terminal, jupyter, widgets, bar in ((1, 0, 0, 1), (0, 1, 1, 1), (0, 1, 0, 0), (0, 0, 1, 0)):
-        found = lambda name, widgets=widgets: name if widgets else None  # noqa: E731
-        monkeypatch.setattr("whitenedcse.training.loggers.find_spec", found)
-        console = SimpleNamespace(is_terminal=terminal, is_jupyter=jupyter)
-        monkeypatch.setattr("rich.get_console", lambda console=console: console)
-        assert type(progress_bar(print)).__name__ == ("Bar" if bar else "PlainProgress")
 
 
 # a corpus without dev pairs

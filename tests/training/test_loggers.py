@@ -191,14 +191,6 @@ def test_looking_changes_no_bit_and_leaves_nothing(bert, tmp_path, monkeypatch):
     assert all(value.untyped_storage().nbytes() <= 8 for value in record.diversity.values())
 
 
-def test_an_end_by_an_error_leaves_nothing_either(bert, tmp_path):
-    module = module_of(bert)
-    broken = LambdaCallback(on_train_batch_end=lambda *_: {}["broken"])
-    with pytest.raises(KeyError, match="broken"):
-        run(module, tmp_path, Record(), broken)
-    assert not any(part._forward_hooks for part in module.modules())
-
-
 def test_the_bar_ends_where_max_steps_ends_the_run():
     bar = Bar()
     for steps, epoch, each, total in ((-1, 1, 1, 300), (10, 0, 1, 10), (10, 0, 4, 40), (350, 1, 1, 50)):

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +146,6 @@ class Record(Callback):
         if self.hook is not None:
             self.hook.remove()
 
-    def on_exception(self, *_: Any) -> None:
-        """Stop observing the whitening."""
-        self.on_train_end()
-
 
 def clock(trainer: Any) -> float:
     """A clock in seconds that stands still while callbacks evaluate."""
@@ -166,10 +161,8 @@ LINES = 20  # in a run
 
 
 def progress_bar(say: Callable[[str], None]) -> ProgressBar:
-    """Lightning's bar in a terminal or a notebook, where it can be redrawn; plain lines elsewhere."""
-    out = rich.get_console()
-    drawn = out.is_terminal or (out.is_jupyter and find_spec("ipywidgets") is not None)
-    return Bar() if drawn else PlainProgress(say=say)
+    """Lightning's bar in a terminal; plain lines elsewhere."""
+    return Bar() if rich.get_console().is_terminal else PlainProgress(say=say)
 
 
 class Bar(RichProgressBar):
