@@ -115,8 +115,6 @@ class ContrastiveTraining(LightningModule):
     2
     """
 
-    sizes_checked = False  # whether all ranks bring batches of one size
-
     def __init__(  # noqa: PLR0913  built parts, by name
         self,
         *,
@@ -176,9 +174,8 @@ class ContrastiveTraining(LightningModule):
         """The loss of a batch at a position in the run as "contrastive", and the value of each term."""
         x = self.encoded(batch, (*position, place()[0]))
         if self.gather:
-            if not self.sizes_checked:
+            if position[-1] == 0:  # once an epoch, as it is a question to all ranks
                 equal_sizes(batch.n)
-                self.sizes_checked = True
             x = gathered(x)
         reseed(*position)  # every rank draws the same permutations
         passes = batch.positives.n // batch.n
@@ -261,7 +258,6 @@ class ForTheRun(Callback):
         """Freeze. Raises ValueError for a precision in which the weights or the loss would be rounded."""
         module: Any = pl_module
         check_precision(str(trainer.precision))
-        module.sizes_checked = False
         self.frozen = [weight for weight in module.idle() if weight.requires_grad]
         for weight in self.frozen:
             weight.requires_grad_(False)
