@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import Any
@@ -66,8 +65,6 @@ def adamw(
     warmup_steps: int = 0,
 ) -> tuple[Optimizer, LambdaLR]:
     """Fused AdamW with an optional linear warm-up and then linear decay to 0, updated every step."""
-    if not (0 < lr < math.inf and 0 <= weight_decay < math.inf):
-        raise ValueError(f"optim.lr={lr} must be above 0, optim.weight_decay={weight_decay} 0 or more")
     if not 0 <= warmup_steps <= total_steps:
         raise ValueError(f"optim.warmup_steps={warmup_steps} is not in 0 .. {total_steps}, the run's steps")
     trained = [parameter for parameter in parameters if parameter.requires_grad]
