@@ -199,8 +199,7 @@ class PlainProgress(ProgressBar):
         self.began = 0.0
 
     def disable(self) -> None:
-        """Print nothing; Lightning calls it on ranks other than the first."""
-        self.say = lambda text: None
+        """Do nothing on other ranks than the first: `console.say` prints nothing there."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock, after the evaluation of the untrained encoder."""
