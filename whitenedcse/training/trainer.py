@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from datetime import timedelta
 from inspect import signature
@@ -52,7 +51,10 @@ class Trainer(lightning.Trainer):
         self.chunk, self.compile, self.timeout = chunk, compile, timeout
         if (here := placed()) is not None and devices in ("auto", 1):
             devices, num_nodes = here.on_machine, here.world // here.on_machine
-        if strategy in WHOLE and not alone(devices, num_nodes, settings.get("accelerator")):
+        if devices in ("auto", -1, "-1"):
+            devices = 1 if settings.get("accelerator") == "cpu" else max(1, torch.cuda.device_count())
+        one = len(devices) == 1 if isinstance(devices, list) else devices == 1
+        if strategy in WHOLE and not (one and num_nodes == 1):
             more: Any = {} if timeout is None else {"timeout": timedelta(seconds=timeout)}
             more |= {"find_unused_parameters": True} if strategy == FINDING else {}
             # gradients are not copied, and running statistics are those of all ranks already
@@ -65,15 +67,6 @@ class Trainer(lightning.Trainer):
         # Lightning would ask the device at every step whether a rank has a signal; Safekeeping asks the hosts
         loop: Any = self.fit_loop.epoch_loop
         loop._broadcast_sigterm_tensor = lambda: None
-
-
-def alone(devices: Any, num_nodes: int, accelerator: str | None) -> bool:
-    """Whether these settings mean a single process; devices: a number, numbers, or "auto" and -1 for all."""
-    text = str(devices)
-    if text in ("auto", "-1"):
-        return num_nodes == 1 and (accelerator == "cpu" or torch.cuda.device_count() < 2)
-    listed = "[" in text or "," in text  # the numbers of the devices
-    return num_nodes == 1 and (len(re.findall(r"\d+", text)) == 1 if listed else text == "1")
 
 
 def check_settings(settings: Mapping[Any, Any]) -> None:
