@@ -74,11 +74,12 @@ PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv
 
 def test_a_rank_ends_soon_after_its_parent_was_killed(tmp_path):
     here = {"PYTHONPATH": str(Path(__file__).parents[1])}
-    start = {"cwd": tmp_path, "env": os.environ | here, "stderr": subprocess.PIPE, "text": True}
+    start = {"cwd": tmp_path, "env": os.environ | here, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", PARENT, CHILD], **start) as parent:
         end = time.monotonic() + 60
         while not (tmp_path / "child").exists() and time.monotonic() < end:
             time.sleep(0.02)
         parent.kill()
-        said = parent.stderr.read()  # to the end of the child, whose standard error it is too
-    assert said == f"error: process {parent.pid}, which started this one, has ended; so does this one\n"
+        begun = time.monotonic()
+        parent.stderr.read()  # to the end of the child, whose standard error it is too
+    assert time.monotonic() - begun < 30

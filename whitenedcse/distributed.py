@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 import time
-from contextlib import suppress
 from typing import NamedTuple
 
 USR1 = getattr(signal, "SIGUSR1", signal.SIGTERM)  # SLURM's "your time is nearly over"
@@ -76,13 +75,10 @@ def shared(name: str, value: str) -> str:
 def end_with_parent() -> None:
     """End this process soon after the one that started it ended, in whatever way: no rank is left alone."""
     parent = os.getppid()
-    said = f"error: process {parent}, which started this one, has ended; so does this one\n"
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
-        with suppress(OSError):  # the terminal may have gone, too
-            os.write(2, said.encode())
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
