@@ -155,16 +155,6 @@ def test_without_pairs_the_last_checkpoint_is_the_best_and_every_follows_the_run
     assert whitenedcse.evaluate("outputs/a", tasks=["pairs.tsv"], output="outputs/e").results["rows"]
 
 
-def test_the_pause_between_evaluations_follows_the_length_of_the_run(tmp_path):
-    module, quiet = SimpleNamespace(device=torch.device("cpu")), {"dev": None, "patience": None}
-    for steps, every in ((5, 10), (2000, 100), (10**6, 125), (float("inf"), 125)):
-        trainer = SimpleNamespace(estimated_stepping_batches=steps, should_stop=False)
-        monitor = Monitor(every=None, directory=tmp_path, say=print, **quiet)
-        monitor.rows = [Row(0, {})]
-        monitor.on_train_start(trainer, module)
-        assert monitor.every == every
-
-
 def test_a_run_that_stops_early_says_so_once(tmp_path):
     lines, trainer = [], SimpleNamespace(should_stop=False)
     pairs = [Subset("a", ["x", "y"], ["z", "w"], np.array([3.0, 4.0]))]

@@ -61,6 +61,15 @@ def test_writing_takes_at_most_a_fiftieth_of_the_time(keep):
     assert keep.pause == keep.seconds == 10
 
 
+def test_weights_that_are_no_numbers_are_not_kept(keep):
+    broken = torch.nn.Linear(1, 1)
+    torch.nn.init.constant_(broken.weight, float("nan"))
+    with pytest.raises(
+        ValueError, match="a weight is not finite after step 7; there is no checkpoint before"
+    ):
+        keep.save(SimpleNamespace(global_step=7, lightning_module=broken))
+
+
 @pytest.mark.parametrize("asked", [0, signal.SIGINT])
 def test_after_the_last_step_signals_end_the_process_as_before(keep, asked):
     """Also one that arrived during that step: no evaluation follows it. None of Lightning's stay."""
