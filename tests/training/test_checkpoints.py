@@ -75,11 +75,3 @@ def test_a_foreign_file_is_ignored(folder):
         FILES.save_checkpoint(content(12), folder)
         assert (folder / name).read_bytes() == b"mine"
         (folder / name).unlink()
-
-
-def test_a_damaged_one_does_not_use_up_a_place_once_the_run_resumes(folder):
-    newest(folder, print).write_bytes(b"")
-    for step in (10, 11):
-        FILES.save_checkpoint(content(step), folder)
-    assert steps(folder) == [10, 11]  # two to fall back on, not one beside the damaged one of step 12
-    assert found(folder) == (11, [])

@@ -43,9 +43,7 @@ class Checkpoints(CheckpointIO):
             torch.save(checkpoint, stream)
         draft.rename(folder / f"step-{checkpoint['global_step']:08}-{sha256(draft)[:16]}.ckpt")
         settle(folder)
-        every = written(folder)
-        past = [path for path in every if step_of(path) <= checkpoint["global_step"]]
-        for path in set(every) - set(past[:KEEP]):  # a later one was damaged
+        for path in written(folder)[KEEP:]:
             path.unlink()
 
     def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: Any = True) -> Any:
