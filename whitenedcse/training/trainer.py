@@ -30,7 +30,7 @@ class Trainer(lightning.Trainer):
     devices: with the default of 1, and with "auto", all that torchrun or srun started.
     chunk, compile: for the module: the number of sentences that it encodes at a time (None: a whole batch),
         and whether it compiles the encoder's layers.
-    timeout: seconds after which a collective that waits for a rank ends the job (None: PyTorch's own).
+    timeout: seconds after which a collective that waits for a rank ends the job.
     Raises ValueError for settings that cannot train.
     """
 
@@ -42,7 +42,7 @@ class Trainer(lightning.Trainer):
         devices: Any = 1,
         num_nodes: int = 1,
         strategy: Any = "auto",
-        timeout: float | None = None,
+        timeout: float = 600.0,
         **settings: Any,
     ) -> None:
         for name in ("lightning.pytorch", "lightning.fabric"):  # what they say is in our own lines
@@ -55,11 +55,10 @@ class Trainer(lightning.Trainer):
             devices = 1 if settings.get("accelerator") == "cpu" else max(1, torch.cuda.device_count())
         one = len(devices) == 1 if isinstance(devices, list) else devices == 1
         if strategy in WHOLE and not (one and num_nodes == 1):
-            more: Any = {} if timeout is None else {"timeout": timedelta(seconds=timeout)}
-            more |= {"find_unused_parameters": True} if strategy == FINDING else {}
             # gradients are not copied, and running statistics are those of all ranks already
-            more |= {"gradient_as_bucket_view": True, SYNCED: False}
-            strategy = DDPStrategy(**more)
+            more: Any = {"gradient_as_bucket_view": True, SYNCED: False}
+            more["find_unused_parameters"] = strategy == FINDING
+            strategy = DDPStrategy(timeout=timedelta(seconds=timeout), **more)
         settings |= {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}
         off = ("use_distributed_sampler", "enable_checkpointing", "enable_model_summary")
         settings |= dict.fromkeys(off, False)
