@@ -22,7 +22,7 @@ from whitenedcse.compute import without_autocast
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.evaluation.geometry import alignment, concentration, positives, spectrum, spread, uniformity
 from whitenedcse.evaluation.readout import best_of_few
-from whitenedcse.evaluation.scores import Index, pairs_index, scores_of
+from whitenedcse.evaluation.scores import pairs_index, scores_of
 from whitenedcse.evaluation.suite import whitened_scores
 from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model import checkpoint
@@ -103,7 +103,7 @@ class DevSet:
     def __call__(self, dev: NDArray[Any]) -> Values:
         """The values by name, from vectors (n, d) of `sentences`."""
         x, (left, right) = torch.from_numpy(dev).to(self.device), self.similar
-        values: Values = {METRIC: spearman(dev, self.index)}
+        values: Values = {METRIC: scores_of(dev, self.index)["tasks"]["dev"]["all"]}
         values["dev/alignment"] = float(alignment(x[left], x[right])) if len(left) else None
         values["dev/uniformity"] = float(uniformity(x))
         return values | concentrated(x)
@@ -179,11 +179,6 @@ def check_spread(dev: NDArray[Any], step: int) -> None:
             f"step {step}: all {len(dev)} dev sentences have the same vector, so nothing can be learned. Use"
             " pooling=mean, or pooling=last for a decoder (after step 0, a lower optim.lr)"
         )
-
-
-def spearman(vectors: NDArray[Any], index: Index) -> float | None:
-    """Spearman x 100 over the dev pairs from vectors (n, d); None where it is undefined."""
-    return scores_of(vectors, index)["tasks"]["dev"]["all"]
 
 
 class Row(NamedTuple):
