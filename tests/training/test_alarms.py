@@ -114,11 +114,7 @@ def test_vectors_that_near_a_single_one_are_warned_of_though_they_are_ranked_wel
         values = [{"dev/effective_rank": 9.0, UNIFORMITY: u} for u in near]
         for dev in (60.0, None):
             rows = [Row(i, v | ({"dev/spearman": dev + i} if dev else {})) for i, v in enumerate(values)]
-            said = list(alarms(rows, 1.0, GUESS))
-            assert [kind for kind, _ in said] == ["shrinking"] * warned, near
-            assert all(
-                "all vectors near one. Try a lower optim.lr; a loss without" in text for _, text in said
-            )
+            assert [kind for kind, _ in alarms(rows, 1.0, GUESS)] == ["shrinking"] * warned, near
 
 
 def test_a_resumed_run_remembers_what_was_said():

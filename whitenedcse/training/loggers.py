@@ -105,18 +105,15 @@ class Record(Callback):
         """Observe the head's first whitening from now on."""
         self.every = min(trainer.log_every_n_steps or math.inf, trainer.estimated_stepping_batches)  # type: ignore[attr-defined]
         module: Any = pl_module
-        head = module.embedder.head
-        if (whitener := head.after if head.before is None else head.before) is not None:
+        if whitener := module.embedder.head.before or module.embedder.head.after:
             self.hook = whitener.register_forward_hook(partial(self.look, module.views))
 
+    @torch.no_grad()
     def look(self, views: Any, whitener: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
         """Measure the diversity of views before and after whitening, without those of hard negatives."""
         if self.due and whitener.training:
-            with torch.no_grad():
-                sides = {"before": inputs[0], "after": output}
-                self.diversity = {
-                    f"train/diversity_{side}": diversity(x[:views]) for side, x in sides.items()
-                }
+            for side, x in (("before", inputs[0]), ("after", output)):
+                self.diversity[f"train/diversity_{side}"] = diversity(x[:views])
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         """Note the learning rate of this step, before the schedule changes it."""
