@@ -220,7 +220,7 @@ def fitted(tokenizer, folder, head, **settings):
     module = module_of(encoder_of(tokenizer), head, 2, layers=(1,), **settings)
     many = {"devices": world, "accelerator": "cpu", "strategy": "ddp" if world > 1 else "auto"}
     quiet = {"logger": False, "enable_progress_bar": False, "callbacks": [monitor]}
-    Trainer(chunk=None, max_epochs=2, gradient_clip_val=0.01, **many, **quiet).fit(module, data)
+    Trainer(max_epochs=2, gradient_clip_val=0.01, **many, **quiet).fit(module, data)
     return {"weights": module.state_dict(), "rows": [tuple(row) for row in monitor.rows]}
 
 

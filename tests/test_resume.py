@@ -32,7 +32,7 @@ from whitenedcse.training.trainer import Trainer
 BATCHES, SIZE = 7, 4
 MACHINES = "train/sentences_per_second", "train/load"
 SETTINGS = {"max_epochs": 2, "max_steps": -1, "accumulate_grad_batches": 1}
-HERE = {"chunk": None, "devices": 1, "accelerator": "cpu", "enable_progress_bar": False}
+HERE = {"devices": 1, "accelerator": "cpu", "enable_progress_bar": False}
 HERE |= {"log_every_n_steps": 2, "gradient_clip_val": 1.0}
 
 

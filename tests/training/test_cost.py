@@ -78,7 +78,7 @@ class Hungry:
 def test_a_step_that_runs_out_of_memory_says_its_batch_and_the_peak_in_one_line(bert, monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 78 * 2**30)
     data = EightSentences(bert.tokenizer, 2)
-    trainer = Trainer(chunk=None, accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False)
+    trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False)
     with pytest.raises(torch.OutOfMemoryError) as caught:
         trainer.fit(ContrastiveTraining(embedder=embedder_of(bert), loss=Hungry()), data)
     count = 3 * len(data.batch.ids)

@@ -113,7 +113,7 @@ def run(module, tmp_path, *callbacks, batches=None, **settings):
         data.train_dataloader = lambda: DataLoader(batches, batch_size=None, collate_fn=lambda batch: batch)
     quiet = {"enable_progress_bar": False, "log_every_n_steps": 2, "max_epochs": 1, "accelerator": "cpu"}
     quiet |= {"callbacks": list(callbacks), "logger": Metrics(tmp_path / "m.csv", None)}
-    Trainer(chunk=None, **quiet | settings).fit(module, data)
+    Trainer(**quiet | settings).fit(module, data)
     return module
 
 

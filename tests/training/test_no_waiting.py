@@ -61,7 +61,7 @@ def watched(encoder, tmp_path, head):
     keep = Safekeeping(tmp_path, 1000, SimpleNamespace(every=100), "", lambda text: None)
     settings = {"max_epochs": 1, "logger": False, "gradient_clip_val": 1.0, "log_every_n_steps": 100}
     callbacks = [Watch(waits), keep, Record(), PlainProgress(say=str)]
-    trainer = Trainer(chunk=None, accelerator="cpu", callbacks=callbacks, **settings)
+    trainer = Trainer(accelerator="cpu", callbacks=callbacks, **settings)
     trainer.fit(module, EightSentences(encoder.tokenizer, STEPS))
     return waits.found
 
@@ -78,7 +78,7 @@ def test_ranks_do_not_ask_their_devices_for_signals():
     quiet = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu", "devices": 1}
     waits = Waits()
     with waits:
-        Trainer(chunk=None, **quiet).fit_loop.epoch_loop._broadcast_sigterm_tensor()
+        Trainer(**quiet).fit_loop.epoch_loop._broadcast_sigterm_tensor()
     assert waits.found == []
     with waits:
         lightning.Trainer(**quiet).fit_loop.epoch_loop._broadcast_sigterm_tensor()

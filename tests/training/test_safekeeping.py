@@ -84,7 +84,7 @@ def test_after_the_last_step_signals_end_the_process_as_before(keep, asked):
     before, handled = [signal.getsignal(number) for number in checkpoints.ASKING], []
     keep.say, keep.monitor = (lambda text: None), SimpleNamespace(every=100)
     callbacks = [keep, LambdaCallback(on_train_end=keep.finish)]
-    made = Trainer(chunk=None, max_steps=2, callbacks=callbacks, logger=False, accelerator="cpu")
+    made = Trainer(max_steps=2, callbacks=callbacks, logger=False, accelerator="cpu")
     with pytest.raises(SystemExit, match=str(128 + asked)) if asked else nullcontext():
         made.fit(Steps())
     assert handled == [[keep.hear] * 3] * 2 and keep.saved == 2
@@ -103,7 +103,7 @@ def test_a_signal_while_the_last_checkpoint_is_written_leaves_it_whole(keep, mon
     monkeypatch.setattr(checkpoints.Checkpoints, "save_checkpoint", asked_to_stop)
     keep.say, keep.monitor = (said := []).append, SimpleNamespace(every=100)
     callbacks = [keep, LambdaCallback(on_train_end=keep.finish)]
-    made = Trainer(chunk=None, max_steps=2, callbacks=callbacks, logger=False, accelerator="cpu")
+    made = Trainer(max_steps=2, callbacks=callbacks, logger=False, accelerator="cpu")
     with pytest.raises(SystemExit, match=str(128 + number)):
         made.fit(BoringModel())
     assert [checkpoints.step_of(path) for path in checkpoints.written(keep.directory)] == [2]

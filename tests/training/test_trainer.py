@@ -11,7 +11,7 @@ ALONE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_R
 
 
 def trainer(**settings):
-    given = {"chunk": None, "accelerator": "cpu", "logger": False}
+    given = {"accelerator": "cpu", "logger": False}
     return Trainer(**(given | {"enable_progress_bar": False} | settings))
 
 

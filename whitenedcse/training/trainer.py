@@ -28,8 +28,7 @@ class Trainer(lightning.Trainer):
     """Lightning's trainer, with all its arguments.
 
     devices: with the default of 1, and with "auto", all that torchrun or srun started.
-    chunk, compile: for the module: the number of sentences that it encodes at a time (None: a whole batch),
-        and whether it compiles the encoder's layers.
+    chunk, compile: settings of the module, which train.py gives it.
     timeout: seconds after which a collective that waits for a rank ends the job.
     Raises ValueError for settings that cannot train.
     """
@@ -37,7 +36,7 @@ class Trainer(lightning.Trainer):
     def __init__(  # noqa: PLR0913  Lightning's own, by name
         self,
         *,
-        chunk: int | None,
+        chunk: int | None = None,
         compile: bool = False,
         devices: Any = 1,
         num_nodes: int = 1,
@@ -48,7 +47,7 @@ class Trainer(lightning.Trainer):
         for name in ("lightning.pytorch", "lightning.fabric"):  # what they say is in our own lines
             logging.getLogger(name).setLevel(logging.WARNING)
         check_settings({**settings, "strategy": strategy})
-        self.chunk, self.compile, self.timeout = chunk, compile, timeout
+        self.timeout = timeout
         if (here := placed()) is not None and devices in ("auto", 1):
             devices, num_nodes = here.on_machine, here.world // here.on_machine
         if devices in ("auto", -1, "-1"):
