@@ -7,7 +7,6 @@ A run ends cleanly when asked to, and stops at a loss that is not finite.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import threading
@@ -27,7 +26,6 @@ from whitenedcse.distributed import ASKING
 from whitenedcse.files import settle, sha256, writing
 from whitenedcse.training.parallel import agreed, everyones, meet
 
-NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.ckpt")
 KEEP = 2  # the newest ones: the last, and one to fall back on
 
 
@@ -56,9 +54,8 @@ class Checkpoints(CheckpointIO):
 
 
 def written(folder: Path) -> list[Path]:
-    """The checkpoints in a folder by their names, the newest first."""
-    paths = (path for path in folder.glob("step-*.ckpt") if NAME.fullmatch(path.name))
-    return sorted(paths, key=step_of, reverse=True)
+    """The checkpoints in a folder, the newest first."""
+    return sorted(folder.glob("step-*.ckpt"), key=step_of, reverse=True)
 
 
 def newest(folder: Path, say: Callable[[str], None]) -> Path | None:
@@ -73,9 +70,9 @@ def newest(folder: Path, say: Callable[[str], None]) -> Path | None:
     return None
 
 
-def step_of(path: Path | None) -> int:
-    """The number of optimiser steps done when a checkpoint was written; 0 for None."""
-    return int(path.name.split("-")[1]) if path else 0
+def step_of(path: Path) -> int:
+    """The number of optimiser steps done when a checkpoint was written."""
+    return int(path.name.split("-")[1])
 
 
 Say = Callable[[str], None]
