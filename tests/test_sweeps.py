@@ -77,7 +77,7 @@ def test_a_job_that_fails_does_not_keep_the_others_from_the_report(tmp_path):
     assert result.returncode == 2
     (folder,) = (tmp_path / "outputs").iterdir()
     *lines, last = result.stderr.splitlines()
-    failed = f"error: outputs/{folder.name}/{{}}: the loss of step 2 is not finite; there is no"
+    failed = f"error: outputs/{folder.name}/{{}}: the loss is not finite at step 2; there is no"
     assert [line.startswith(failed.format(job)) for line, job in zip(lines, (1, 3), strict=True)] == [
         True
     ] * 2

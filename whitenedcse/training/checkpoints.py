@@ -98,8 +98,6 @@ class Safekeeping(Callback):
         self.asked = 0
         self.last, self.pause = time.monotonic(), seconds
         self.saved = 0  # optimiser steps in the newest checkpoint
-        self.step = 0  # the one being made
-        self.bad = torch.tensor(0)  # the first whose loss was not finite; 0 for none
         self.before: dict[int, Any] = {}  # what handled each signal
 
     def setup(self, trainer: lightning.Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -117,7 +115,6 @@ class Safekeeping(Callback):
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
         """Handle signals in place of Lightning, which restores what handled them before it."""
-        self.bad = self.bad.to(pl_module.device)
         self.votes = VOTES if trainer.world_size > 1 and pl_module.device.type != "cpu" else 1
         if threading.current_thread() is threading.main_thread():  # no other hears any
             for number in ASKING:
@@ -146,7 +143,6 @@ class Safekeeping(Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: LightningModule, batch: Any, index: int) -> None:
         """Between two optimiser steps, save if it is time, and end if any rank received a signal."""
-        self.step = trainer.global_step + 1
         if index % trainer.accumulate_grad_batches or trainer.global_step % self.votes:
             return
         votes = agreed(self.asked, time.monotonic() - self.last >= self.pause)
@@ -159,16 +155,18 @@ class Safekeeping(Callback):
     def on_train_batch_end(  # noqa: PLR0913  Lightning's signature
         self, trainer: lightning.Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Note whether the loss is finite; the device is waited for only where a number is logged anyway."""
-        fine = outputs["loss"].isfinite().logical_or(self.bad > 0)
-        self.bad = torch.where(fine, self.bad, self.step)
+        """Raise ValueError if the loss is not finite; asked where the device is waited for anyway.
+
+        A loss that is not finite makes all weights so, and these the losses of all later steps.
+        """
+        step = trainer.global_step
         due = (trainer.log_every_n_steps, self.monitor.every)  # type: ignore[attr-defined]
-        if any(steps and trainer.global_step % steps == 0 for steps in due):
-            self.check_losses()
+        if any(steps and step % steps == 0 for steps in due) and not outputs["loss"].isfinite():
+            raise ValueError(f"the loss is not finite at step {step}; {self.cure()}")
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
-        """Raise ValueError if a loss was not finite, before the last evaluation."""
-        self.check_losses()
+        """Check the weights before the last evaluation."""
+        self.check_weights(trainer)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: Any) -> None:
         """Note the step of the loaded checkpoint, which need not be written again."""
@@ -185,11 +183,8 @@ class Safekeeping(Callback):
             self.stop(trainer, asked)
 
     def save(self, trainer: lightning.Trainer) -> None:
-        """Write a checkpoint. Raises ValueError instead if a loss or a weight is not finite."""
-        self.check_losses()
-        weights = trainer.lightning_module.parameters()
-        if not torch.stack([weight.isfinite().all() for weight in weights]).all():
-            raise ValueError(f"a weight is not finite after step {trainer.global_step}; {self.cure()}")
+        """Write a checkpoint, unless `check_weights` raises ValueError."""
+        self.check_weights(trainer)
         for logger in trainer.loggers:
             logger.save()
         began = time.monotonic()
@@ -197,10 +192,11 @@ class Safekeeping(Callback):
         self.saved, self.last = trainer.global_step, time.monotonic()
         self.pause = max(self.seconds, SHARE * (self.last - began))
 
-    def check_losses(self) -> None:
-        """Raise ValueError if a loss was not finite, naming its step."""
-        if step := int(self.bad):
-            raise ValueError(f"the loss of step {step} is not finite; {self.cure()}")
+    def check_weights(self, trainer: lightning.Trainer) -> None:
+        """Raise ValueError if a weight is infinite or NaN, asked of the device once."""
+        weights = trainer.lightning_module.parameters()
+        if not torch.stack([weight.isfinite().all() for weight in weights]).all():
+            raise ValueError(f"a weight is not finite after step {trainer.global_step}; {self.cure()}")
 
     def cure(self) -> str:
         """What stays of a run whose loss or weights are not finite, and what may help."""

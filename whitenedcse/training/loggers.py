@@ -193,7 +193,6 @@ class PlainProgress(ProgressBar):
     def __init__(self, *, say: Callable[[str], None]) -> None:
         super().__init__()
         self.say = say
-        self.began = 0.0
 
     def disable(self) -> None:
         """Do nothing on other ranks than the first: `console.say` prints nothing there."""
