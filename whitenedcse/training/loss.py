@@ -10,7 +10,7 @@ s_pij: cosine of anchor i with sentence j in view p, over tau
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -23,18 +23,8 @@ from whitenedcse.data.datamodule import Batch
 from whitenedcse.inputs import takes_numbers
 
 CHOICES = {"form": ("l1", "l2"), "denominator": ("view", "symmetric")}
-
-
-class Loss(Protocol):
-    """A loss of views z: (v, n, d), and of hard negatives (h, d) if any -> scalar in float32 or float64.
-
-    >>> def distance(z, negatives=None): return (z[0] - z[1]).square().mean()
-    >>> loss: Loss = distance  # ContrastiveTraining(loss=distance) trains by it
-    """
-
-    def __call__(self, z: Tensor, negatives: Tensor | None = None) -> Tensor:
-        """The loss; its gradient reaches z."""
-        ...
+# views z: (v, n, d), and hard negatives (h, d) or None -> scalar in float32 or float64, with gradient
+Loss = Callable[[Tensor, Tensor | None], Tensor]
 
 
 class Step(NamedTuple):
