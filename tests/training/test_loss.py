@@ -158,18 +158,14 @@ def test_matryoshka_is_the_loss_of_z_and_of_x_and_of_each_prefix_of_x():
 def test_settings_and_batches_that_cannot_train_are_refused():
     for changes, message in (
         ({"temperature": 0}, "loss.temperature=0 must be finite and above 0"),
-        ({"temperature": math.inf}, "loss.temperature=inf"),
         ({"form": "l3"}, "'l3' is not one of l1"),
-        ({"denominator": "all"}, "'all' is not one of view"),
         ({"weights": [1.0, -0.5]}, r"loss.weights=\[1.0, -0.5\] must be"),
     ):
         with pytest.raises(ValueError, match=message):
             loss(**changes)
     for changes, message in (
         ({"dims": []}, r"loss.dims=\[\] must be"),
-        ({"dims": [0, 4]}, r"loss.dims=\[0, 4\] must be"),
         ({"dim_weights": [1.0, 1.0, 1.0]}, "argument 2 is longer than argument 1"),
-        ({"dim_weights": [1.0, 0.0]}, r"loss.dim_weights=\[1.0, 0.0\] must be"),
         ({"dims": [2, 5]}, r"loss.dims=\[2, 5\]: 5 is more than the width 4"),
     ):
         with pytest.raises(ValueError, match=message):
