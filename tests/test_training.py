@@ -70,9 +70,9 @@ def fit(module, tmp_path, *callbacks, steps=6, **settings):
     return trainer
 
 
-def monitor_of(tmp_path, kind=Monitor, **changes):
+def monitor_of(tmp_path, **changes):
     settings = {"dev": [DEV], "every": 2, "patience": None, "directory": tmp_path / "best"}
-    return kind(**(settings | {"say": lambda text: None} | changes))
+    return Monitor(**(settings | {"say": lambda text: None} | changes))
 
 
 def moved(module, tmp_path, **settings):
