@@ -1,7 +1,5 @@
-"""Whatever Python calls a number, a list of texts or a path is taken, or refused by name."""
+"""Whatever Python calls a list of texts or a path is taken, or refused by name."""
 
-import inspect
-import json
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,94 +7,19 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from encoders import SENTENCES, embedder_of
 
 import whitenedcse
 from whitenedcse.app import cli
-from whitenedcse.data import remote, sources, tokens
-from whitenedcse.data.corpus import Corpus, fingerprint, read
+from whitenedcse.data import remote, sources
+from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.encoder import folder
-from whitenedcse.model.head import Pooling, ProjectionHead
-from whitenedcse.model.lora import LoRA
-from whitenedcse.model.whitener import Whitener, WhiteningSettings
 from whitenedcse.report.compare import group
 from whitenedcse.serving.encode import arrays
-from whitenedcse.serving.fit import whitened
 from whitenedcse.serving.readout import readout
 from whitenedcse.serving.search import Index
-from whitenedcse.training.loss import ContrastiveLoss, Matryoshka
-from whitenedcse.training.terms import CovariancePenalty
-
-NUMBERS = {
-    "numpy scalars": lambda x: np.float64(x) if isinstance(x, float) else np.int32(x),
-    "numpy arrays": lambda x: np.array(x),
-    "tensors": lambda x: torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else None),
-    "ints for floats": lambda x: int(x) if x == int(x) else x,
-}
-MADE = [  # what has numeric arguments, with values of each
-    (Pooling, {"kind": "mean", "layers": [1, -1]}),
-    (ProjectionHead, {"width": 8, "whitening": None}),
-    (WhiteningSettings, {"group_width": 4, "eps": 1e-3, "momentum": 0.9, "iterations": 3}),
-    (Whitener, {"width": 8, "kind": "zca", "eps": 1e-4, "momentum": 0.5}),
-    (Whitener, {"width": 8, "group_width": 4, "eps": 1e-4}),
-    (LoRA, {"r": 4, "alpha": 8.0, "dropout": 0.0}),
-    (Postprocess, {"kind": "whitening", "k": 3, "shrinkage": 0.5, "power": 1.0}),
-    (Postprocess, {"kind": "abtt", "top": 2}),
-    (Corpus, {"path": "quickstart", "sample": 7}),
-    (ContrastiveLoss, {"temperature": 1.0, "weights": [0.5, 2.0], "hard_negative_log_weight": 0.0}),
-    (Matryoshka, {"temperature": 0.1, "dims": [2, 4], "dim_weights": [1.0, 0.5]}),
-    (CovariancePenalty, {"weight": 2.0}),
-]
-
-
-def given(form, value):
-    if isinstance(value, list):
-        return [given(form, one) for one in value] if form != "numpy arrays" else np.array(value)
-    return NUMBERS[form](value) if type(value) in (int, float) else value
-
-
-def content(made):
-    """All plain values of an object, as JSON holds them."""
-    kinds = int | float | str | tuple | list | WhiteningSettings
-    return json.dumps({k: v for k, v in vars(made).items() if isinstance(v, kinds)}, default=content)
-
-
-@pytest.mark.parametrize("form", NUMBERS)
-def test_a_number_of_any_library_is_that_of_python(form):
-    for kind, settings in MADE:
-        made, usual = kind(**{k: given(form, v) for k, v in settings.items()}), kind(**settings)
-        assert json.loads(content(made)) == json.loads(content(usual)), kind
-    corpus = str(sources.located("quickstart"))
-    one, other = (fingerprint(Corpus(corpus, sample=kind(5))) for kind in (np.int64, int))
-    assert one == other
-
-
-def test_no_public_class_with_numbers_forgets_to_take_them():
-    for name in whitenedcse.__all__:
-        made = getattr(whitenedcse, name)
-        call = made.__init__ if isinstance(made, type) else made
-        hints = [str(a.annotation) for a in inspect.signature(call).parameters.values()]
-        numeric = any(word in hint for hint in hints for word in ("int", "float"))
-        quoted = name in ("train", "evaluate", "readout")  # which write or pass their settings on
-        assert hasattr(call, "__wrapped__") or quoted or not numeric, name
-
-
-def test_a_fit_with_numbers_of_numpy_is_written_and_searched(bert, tmp_path):
-    embedder = embedder_of(bert, kind="mean").eval()
-    fit = Postprocess("whitening", k=np.int64(3), shrinkage=torch.tensor(0.5)).fit(embedder.encode(SENTENCES))
-    fit.save(tmp_path / "fit.safetensors")
-    assert Postprocess.load(tmp_path / "fit.safetensors").k == 3
-    white = whitened(embedder, fit, k=np.int8(2))
-    white.save(tmp_path / "best")
-    assert whitenedcse.Embedder.load(tmp_path / "best").width == 2
-    index = Index(whitened(embedder, fit, np.int64(2))).add(SENTENCES)
-    index.save(tmp_path / "index")
-    assert len(Index.load(tmp_path / "index").query(SENTENCES[:1], top=np.int64(3))[0]) == 3
-    assert readout(embedder, SENTENCES).facts
-    tokens.token_ids(SENTENCES, bert.tokenizer, np.int64(9))
 
 
 def texts_of(names):

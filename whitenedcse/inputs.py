@@ -1,34 +1,10 @@
-"""What a caller gives, in the one form that is used here: numbers, lists of texts, paths."""
+"""What a caller gives, in the one form that is used here: lists of texts, paths."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Set
-from functools import wraps
-from typing import Any, TypeVar
-
-Made = TypeVar("Made")
-
-
-def plain(value: Any) -> Any:
-    """A number, or a list of them, of NumPy, PyTorch or pandas as Python's own; anything else as it is."""
-    if hasattr(value, "tolist") and value.ndim < 2:
-        return value.tolist()
-    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
-
-
-def takes_numbers(made: Made) -> Made:
-    """A decorator of a function, or of a class for its arguments: these are made `plain`."""
-    function: Any = made.__init__ if isinstance(made, type) else made  # type: ignore[misc]
-
-    @wraps(function)
-    def taken(*values: Any, **named: Any) -> Any:
-        return function(*map(plain, values), **{name: plain(value) for name, value in named.items()})
-
-    if not isinstance(made, type):
-        return taken  # type: ignore[return-value]
-    made.__init__ = taken  # type: ignore[misc]
-    return made
+from typing import Any
 
 
 def texts(given: Iterable[str], what: str = "sentence") -> list[str]:

@@ -31,7 +31,6 @@ from whitenedcse.data.files import (
     records,
     suffix,
 )
-from whitenedcse.inputs import takes_numbers
 
 Row = tuple[str, ...]
 Item = TypeVar("Item")
@@ -40,7 +39,6 @@ BLOCK = 4096  # rows at a time
 TAGS = ("ETag", "etag", "blob_id")  # of a version of a file: S3 and the web, Google and Azure, the hub
 
 
-@takes_numbers
 @dataclass(frozen=True)
 class Corpus:
     """Where sentences are, in which columns, and how many rows of them to take.

@@ -16,7 +16,6 @@ from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.sources import located
 from whitenedcse.data.tokens import TokenRows, tokenised
 from whitenedcse.data.views import Views, check_changes, frame, prompt_tokens
-from whitenedcse.inputs import takes_numbers
 from whitenedcse.ragged import Ragged
 
 HELD_OUT = 512  # rows at most that are held out of a corpus
@@ -102,7 +101,6 @@ class Batches(Dataset[Batch]):
         return Batch(positives, negatives, len(index))
 
 
-@takes_numbers
 class SentenceData(LightningDataModule):
     """A corpus as training batches; `tokenizer`, that of the encoder, must be set before `setup`.
 

@@ -27,7 +27,6 @@ from safetensors.numpy import save
 
 from whitenedcse.data.remote import fetched, published
 from whitenedcse.files import checksum, metadata, parsing, tensors, writing
-from whitenedcse.inputs import takes_numbers
 from whitenedcse.whitening import Array, Moments, check_finite, principal_axes
 
 Kind = Literal["whitening", "pca", "zca", "standardise", "centre", "abtt", "prefix"]
@@ -54,7 +53,6 @@ class Fitted(NamedTuple):
     variances: Array
 
 
-@takes_numbers
 @dataclass(eq=False)
 class Postprocess:
     """The transform x -> (x - mean) @ matrix, fitted to rows (n, d) at once or in pieces, in float64.

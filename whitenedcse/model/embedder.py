@@ -25,7 +25,7 @@ from whitenedcse.compute import at_least_float32, each, full_precision, without_
 from whitenedcse.console import pace, say
 from whitenedcse.data.remote import published
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.inputs import expanded, takes_numbers, texts
+from whitenedcse.inputs import expanded, texts
 from whitenedcse.model import lora
 from whitenedcse.model.encoder import Encoder, pretrained, still
 from whitenedcse.model.head import Final, Pooling, ProjectionHead
@@ -37,7 +37,6 @@ BLOCK = 10_000  # sentences tokenised at a time
 Progress = bool | Callable[[int], None]  # show it, or call this with the number of sentences done
 
 
-@takes_numbers
 class Embedder(nn.Module):
     """An encoder with its pooling and head: a function from sentences to vectors.
 

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
 from whitenedcse.compute import at_least_float32, full_precision
-from whitenedcse.inputs import takes_numbers
 from whitenedcse.model.whitener import Whitener, WhiteningSettings
 
 POSITIONS = ("before", "after", "both")
@@ -30,7 +29,6 @@ KINDS = ("cls", "mean", "max", "last", "pooler")
 NAMED = {"first_last": ("mean", (1, -1))}
 
 
-@takes_numbers
 class Pooling:
     """One vector per sentence: pooled tokens of each of some layers, averaged over the layers.
 
@@ -113,7 +111,6 @@ def scattered(kind: str, hidden: Tensor, offsets: Tensor) -> Tensor:
     return lowest.scatter_reduce(1, owner[:, None].expand_as(hidden), hidden, "amax")
 
 
-@takes_numbers
 class ProjectionHead(nn.Module):
     """Whitening before, after or on both sides of an optional dense layer; in float32 even under autocast.
 

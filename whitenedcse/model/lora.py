@@ -21,12 +21,10 @@ from torch import nn
 
 from whitenedcse.compute import without_autocast
 from whitenedcse.console import lacking
-from whitenedcse.inputs import takes_numbers
 
 NAME = "default"  # of the one adapter of a layer, as peft calls it
 
 
-@takes_numbers
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
     """Settings of low-rank adapters: in the encoder only the adapters train; the head trains as usual.

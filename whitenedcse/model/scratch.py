@@ -12,7 +12,6 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import located
-from whitenedcse.inputs import takes_numbers
 from whitenedcse.model.encoder import Batches, Encoder
 from whitenedcse.model.lora import LoRA
 
@@ -20,7 +19,6 @@ SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask
 SAMPLE = 100_000  # sentences that a BPE tokenizer is made from
 
 
-@takes_numbers
 def small_bert(  # noqa: PLR0913  the settings of one YAML group, by name
     *,
     corpus: str = "quickstart",

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from whitenedcse import whitening
 from whitenedcse.compute import full_precision
-from whitenedcse.inputs import takes_numbers
 from whitenedcse.whitening import Gradient, Root
 
 
@@ -38,7 +37,6 @@ KINDS = (*WHOLE, *BATCHWISE)
 PARTITIONS = ("view", "official_slice")
 
 
-@takes_numbers
 @dataclass(frozen=True, kw_only=True)
 class WhiteningSettings:
     """The settings of a whitening; the defaults are the paper's ([1] section 4.1).
@@ -116,7 +114,6 @@ def check_rows(settings: WhiteningSettings | None, d: int, *, n: int) -> None:
         raise ValueError(f"{said}: use a larger data.batch_size or a smaller head.whitening.group_width")
 
 
-@takes_numbers
 class Whitener(nn.Module):
     """Whitening by the statistics of the batch while training, and by running ones (Eq. 13) in eval mode.
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from whitenedcse.compute import at_least_float32
-from whitenedcse.inputs import takes_numbers
 from whitenedcse.model.head import PAPER, ProjectionHead
 from whitenedcse.model.whitener import WHOLE, Whitener, WhiteningSettings, too_few_rows
 from whitenedcse.training.loss import ContrastiveLoss
@@ -37,7 +36,6 @@ CITATION = """
 """
 
 
-@takes_numbers
 class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]  # their class has no types
     """The paper's loss [1]: views through a head that whitens, each a positive of the first.
 

@@ -32,7 +32,6 @@ from whitenedcse.evaluation.postprocess import Postprocess, check_components
 from whitenedcse.evaluation.suite import Plan, System, evaluated, plan, whitened_scores
 from whitenedcse.evaluation.tasks import STS, short, subsets
 from whitenedcse.files import naming
-from whitenedcse.inputs import takes_numbers
 from whitenedcse.model import packed
 from whitenedcse.model.attention import way
 from whitenedcse.ragged import Ragged, offsets, places
@@ -42,7 +41,6 @@ TEST_SETS = tuple(name for name in STS if "/" not in name)  # the seven
 BLOCK = 20_000  # texts encoded at a time
 
 
-@takes_numbers
 class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no types
     """An evaluator for the library's trainer: Spearman x 100 with bootstrap intervals, raw and whitened.
 
@@ -226,7 +224,6 @@ def modes(autocast: torch.dtype | None) -> Iterator[None]:
         torch.set_autocast_enabled("cpu", False)
 
 
-@takes_numbers
 def whitened(
     model: Any, corpus: Sequence[str] | str | Path, k: int | None = 256, columns: Sequence[str] = ()
 ) -> Any:

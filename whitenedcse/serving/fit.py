@@ -21,7 +21,6 @@ from whitenedcse.console import pace, say
 from whitenedcse.data.corpus import Corpus, blocks, rows
 from whitenedcse.data.tokens import worded
 from whitenedcse.evaluation.postprocess import POWERED, Postprocess, check_components
-from whitenedcse.inputs import takes_numbers
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final
 from whitenedcse.whitening import check_finite
@@ -67,7 +66,6 @@ def say_few(fit: Postprocess, n: int) -> None:
         say(f"{few} {kept} components of this {fit.kind}, {ENOUGH} for each do; {CURE}")
 
 
-@takes_numbers
 def whitened(
     embedder: Embedder | str | Path, fit: Postprocess | str | Path, k: int | None = None
 ) -> Embedder:

@@ -79,7 +79,6 @@ class Part(NamedTuple):
     texts: Any
 
 
-@inputs.takes_numbers
 class Index:
     """Texts with their vectors, searched by cosine; in memory, or in a directory.
 
@@ -167,7 +166,7 @@ class Index:
 
     def query(self, texts: Sequence[str], top: int = 10) -> list[list[Hit]]:
         """For each query the `top` nearest texts, nearest first; none for one without tokens of its own."""
-        texts, top = inputs.texts(texts, "query"), inputs.plain(top)
+        texts = inputs.texts(texts, "query")
         if top < 1 or not len(self):
             raise ValueError(f"top={top} of {len(self)} texts: ask for one or more, of one or more texts")
         x = self.embedder.encode(texts, prompt=self.embedder.prompt_of("query"))

@@ -20,7 +20,6 @@ from torch.nn.functional import logsigmoid, normalize
 
 from whitenedcse.compute import full_precision
 from whitenedcse.data.datamodule import Batch
-from whitenedcse.inputs import takes_numbers
 
 CHOICES = {"form": ("l1", "l2"), "denominator": ("view", "symmetric")}
 # views z: (v, n, d), and hard negatives (h, d) or None -> scalar in float32 or float64, with gradient
@@ -57,7 +56,6 @@ class Term(Protocol):
         ...
 
 
-@takes_numbers
 @dataclass(frozen=True, kw_only=True)
 class ContrastiveLoss:
     """Every other view of a sentence is a positive of its anchor, other sentences are negatives ([1] Eq. 7).
@@ -138,7 +136,6 @@ class ContrastiveLoss:
         return repeated(self.weights, positives)
 
 
-@takes_numbers
 @dataclass(frozen=True, kw_only=True)
 class Matryoshka(ContrastiveLoss):
     """The loss of z plus that of x, the embedding that evaluation sees, and of prefixes of x.

@@ -24,7 +24,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from whitenedcse.compute import Context, autocast_as_now, cores, full_precision
 from whitenedcse.data.datamodule import Batch
-from whitenedcse.inputs import takes_numbers
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.ragged import Ragged, concatenate, split
 from whitenedcse.training.loss import ContrastiveLoss, Loss, Matryoshka, Step, Term
@@ -88,7 +87,6 @@ NO_TERMS: Mapping[str, Term] = {}
 EXACT = ("32-true", "bf16-mixed", "16-mixed", "64-true")  # of Lightning's, those that may train
 
 
-@takes_numbers
 class ContrastiveTraining(LightningModule):
     """A Lightning module: sentences -> views -> head -> loss, with optional terms added to the loss.
 

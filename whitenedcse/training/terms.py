@@ -18,7 +18,6 @@ from transformers import AutoModelForMaskedLM
 
 from whitenedcse import ragged
 from whitenedcse.compute import autocast_as_now, cores, full_precision
-from whitenedcse.inputs import takes_numbers
 from whitenedcse.model import packed
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.ragged import Ragged
@@ -29,7 +28,6 @@ from whitenedcse.whitening import covariance
 IGNORED = -100  # the label of a token that is not predicted
 
 
-@takes_numbers
 @dataclass(frozen=True, kw_only=True)
 class CovariancePenalty:
     """A soft form of whitening: squared covariances between channels, sum_{i != j} C_ij^2 / d ([1] Eq. 3, 4).
@@ -56,7 +54,6 @@ class CovariancePenalty:
         return (c - c.diagonal(dim1=-2, dim2=-1).diag_embed()).square().sum(dim=(-2, -1)).mean() / d
 
 
-@takes_numbers
 class MaskedLanguageModel(nn.Module):
     """The language-model head of the checkpoint (a new one where it has none) on the shared encoder.
 
