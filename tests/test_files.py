@@ -110,33 +110,6 @@ def test_a_folder_is_whole_before_it_takes_the_place_of_the_old(tmp_path):
         pass
 
 
-def test_a_reader_between_the_two_renames_of_a_folder_stops_neither_itself_nor_the_writer(
-    tmp_path, monkeypatch
-):
-    path, rename, read = tmp_path / "best", Path.rename, []
-    path.mkdir()
-    (path / "x").write_text("old")
-
-    def renamed(source, target):
-        rename(source, target)
-        if source == path and not read:  # the old folder has just got its other name
-            files.restore(path)
-            read.append((path / "x").read_text())
-
-    monkeypatch.setattr(Path, "rename", renamed)
-    with files.drafted(path) as draft:
-        (draft / "x").write_text("new")
-    assert read == ["old"] and (path / "x").read_text() == "new"
-    monkeypatch.undo()
-    (tmp_path / ".best.old").mkdir()
-    (tmp_path / ".best.old/x").touch()
-    monkeypatch.setattr(files.shutil, "rmtree", lambda *_, **__: None)  # as if nobody could delete it
-    with pytest.raises(OSError, match="not empty"), files.drafted(path):
-        pass
-    monkeypatch.setattr(Path, "exists", lambda self: self.name == ".best.old")  # as another reader saw it
-    files.restore(path)
-
-
 def test_after_a_kill_between_the_two_renames_of_a_folder_the_old_one_is_found(tmp_path):
     (tmp_path / ".out.old").mkdir()
     (tmp_path / ".out.old" / "old").touch()

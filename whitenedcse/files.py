@@ -65,22 +65,12 @@ def drafted(path: Path) -> Iterator[Path]:
             if written.is_file():
                 written.chmod(draft.stat().st_mode & 0o666)  # safetensors writes for its user alone
             settle(written)
-        replace(path, draft, old)
-        settle(path.parent)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def replace(path: Path, draft: Path, old: Path, tries: int = 3) -> None:
-    """Rename the draft of a folder and the old folder; again if a reader `restore`s that in between."""
-    try:
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
         draft.rename(path)
-    except OSError as error:
-        if error.errno != errno.ENOTEMPTY or tries == 1:
-            raise
-        replace(path, draft, old, tries - 1)
+        settle(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def restore(path: Path) -> None:
