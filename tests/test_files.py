@@ -193,12 +193,11 @@ def test_the_digest_of_a_file_is_that_of_its_bytes(path):
     assert files.sha256(path) == subprocess.check_output(["sha256sum", path], text=True).split()[0]
 
 
-def test_what_is_no_json_or_another_kind_is_named(path):
-    for content in (b"", b'{"x": 1', b'{"x": "\xff"}', b"[1]"):
+def test_what_is_no_json_is_named(path):
+    for content in (b"", b'{"x": 1', b'{"x": "\xff"}'):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=f"^{path} is damaged .*; copy or make it again$"):
             read_json(path)
-    assert read_json(path, list) == [1]
 
 
 def test_a_line_that_a_kill_cut_short_is_no_line(path):

@@ -118,8 +118,7 @@ def naming(path: Path, draft: Path | None = None) -> Iterator[None]:
     except BaseException as error:
         if draft is not None:
             remove(draft)
-        number = full_disk(error) if isinstance(error, Exception) else None
-        if number is not None:
+        if (number := full_disk(error)) is not None:
             raise OSError(number, os.strerror(number), str(path)) from error
         raise
 
@@ -222,13 +221,10 @@ def parsing(path: Path, cure: str, *own: type[Exception]) -> Iterator[None]:
         raise ValueError(f"{path} is damaged ({why:.300}); {cure}") from error
 
 
-def read_json(path: Path, kind: type = dict) -> Any:
-    """The content of a JSON file: an object, or else of this kind. Raises ValueError, naming the file."""
+def read_json(path: Path) -> Any:
+    """The content of a JSON file. Raises ValueError, naming the file."""
     with parsing(path, "copy or make it again"):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, kind):
-            raise ValueError(f"it holds a JSON {type(content).__name__}, not the expected {kind.__name__}")
-        return content
+        return json.loads(path.read_text(encoding="utf-8"))
 
 
 def as_json(content: Any) -> bytes:

@@ -187,7 +187,7 @@ def read(directory: Path, encoder: Encoder | None) -> dict[str, Any]:
     for anything else, and ValueError if a file of a sealed directory has changed, or any is damaged.
     """
     intact(directory, CHANGED)
-    modules = read_json(directory / "modules.json", list)
+    modules = read_json(directory / "modules.json")
     with parsing(directory / "modules.json", DAMAGED):
         types, paths = [m["type"] for m in modules], [directory / m["path"] for m in modules]
         kinds = [kind.rpartition(".")[2] if kind.startswith(LIBRARY) else kind for kind in types]
