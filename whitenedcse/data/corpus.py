@@ -13,7 +13,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +23,6 @@ from whitenedcse.data.files import (
     COMPRESSIONS,
     KINDS,
     blank,
-    column_names,
     filesystem,
     hidden,
     lines,
@@ -93,10 +91,8 @@ class Usable:
             yield row
         kept = len(hashes)
         if not kept:
-            a_list = "; a .json is a list of objects, as by pandas' to_json(orient='records')"
             raise ValueError(
                 f"{self.corpus.path}: 0 usable sentences in {self.total} lines: blank, or no texts"
-                + a_list * self.corpus.path.endswith(".json")
             )
         distinct = len(np.unique(np.frombuffer(hashes, np.int64)))
         self.counts = Counts(self.total, self.blank, kept, kept - distinct)
@@ -198,9 +194,7 @@ def picked(
     for record in every:
         columns = columns or [text_column(record, place)]
         if lost := [name for name in columns if name not in record]:
-            there = column_names(list(record), place)
-            near = "".join(f"; did you mean {name!r}?" for name in get_close_matches(lost[0], record, 1))
-            raise ValueError(f"{place}: no column {lost[0]!r} among {there}{near}")
+            raise ValueError(f"{place}: no column {lost[0]!r} among {', '.join(record)}")
         yield tuple(record[name] for name in columns)
 
 
@@ -210,7 +204,7 @@ def text_column(record: Mapping[str, Any], place: str) -> str:
     if len(names) == 1:
         return names[0]
     raise ValueError(
-        f"{place}: its columns are {column_names(list(record), place)}; name those of texts: "
+        f"{place}: its columns are {', '.join(record)}; name those of texts: "
         "data.columns=[NAME] or --columns NAME; in Python columns=[NAME], "
         'for train settings={"data.columns": [NAME]}'
     )

@@ -13,7 +13,7 @@ import json
 import lzma
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
@@ -186,16 +186,10 @@ def fields(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, dict[s
     """The rows of `records`, with each field of `columns` taken from the column that it names there."""
     for where, row in records(path):
         if missing := [column for column in columns.values() if column not in row]:
-            there = f"no {', '.join(missing)} among {column_names(list(row), path)}"
+            there = f"no {', '.join(missing)} among {', '.join(row)}"
             ways = f"{path}:SENTENCE1:SENTENCE2:SCORE, or of labelled texts (tests alone) {path}:TEXT:LABEL"
             raise ValueError(f"{where}: {there}; name its columns with the file, of scored pairs {ways}")
         yield where, row | {field: row[column] for field, column in columns.items()}
-
-
-def column_names(columns: Sequence[str], place: object) -> str:
-    """The columns of a table for a message; of a single one, what should have separated several."""
-    by = {".csv": "commas", ".tsv": "tabs"}.get(suffix(str(place)), "")
-    return ", ".join(columns) + (f" ({by} separate columns)" if by and len(columns) == 1 else "")
 
 
 def _zst(raw: Any) -> Any:  # zstandard takes a file that was cut short for a whole one
