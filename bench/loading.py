@@ -123,8 +123,8 @@ def opening(path: Path, tokenizer: Any, cache: Path, options: argparse.Namespace
 
     def opened() -> NDArray[np.int64]:
         tokens = tokenised(Corpus(str(path)), tokenizer, LENGTH, cache_dir=cache)
-        sizes = np.ones(len(tokens), dtype=np.int64)
-        index = next(iter(EpochOrder(sizes, SIZE, seed=1, rank=0, world=1, start=lambda: 0)))
+        sizes, rows = np.ones(len(tokens), dtype=np.int64), np.arange(len(tokens))
+        index = next(iter(EpochOrder(sizes, SIZE, seed=1, rank=0, world=1, start=lambda: 0, rows=rows)))
         Batches(tokens, passes=2)[index]
         return index
 

@@ -32,7 +32,6 @@ from torch.utils.data import DataLoader
 from whitenedcse.app.config import CONF
 from whitenedcse.app.train import built
 from whitenedcse.data.corpus import Corpus, read
-from whitenedcse.data.datamodule import EpochOrder
 from whitenedcse.data.sources import located, roots
 from whitenedcse.evaluation.tasks import STS, task, texts
 from whitenedcse.model.encoder import quiet
@@ -76,8 +75,7 @@ class Work:
     def texts(self) -> list[str]:
         """The sentences of all steps, in the order in which SentenceData brings them."""
         rows, _ = read(Corpus(str(self.corpus)))
-        sizes = np.ones(len(rows), dtype=np.int64)
-        order = EpochOrder(sizes, self.batch, seed=SEED, rank=0, world=1, start=lambda: 0).order(0)[0]
+        order = np.random.default_rng([SEED, 0]).permutation(len(rows))
         if self.batch * self.steps > len(rows):
             raise ValueError(f"{self.steps} steps of {self.batch} are more than {len(rows)} sentences")
         return [rows[row][0] for row in order[: self.batch * self.steps]]

@@ -150,7 +150,7 @@ def fitted_on(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[
     from whitenedcse.data import corpus, sources
 
     data = run.settings["data"]
-    now = corpus.Corpus(str(sources.located(data["corpus"])), tuple(data["columns"]), data.get("sample"))
+    now = sources.named(data["corpus"], data["columns"], data.get("sample"))
     if run.scores is not None and run.facts.get("corpus") not in (None, corpus.fingerprint(now)):
         raise ValueError(
             f"{data['corpus']} is not what {model} was trained on; name the corpus to fit to, fit=FILE, "

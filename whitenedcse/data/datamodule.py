@@ -12,8 +12,7 @@ from lightning import LightningDataModule
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from whitenedcse.data.corpus import Corpus
-from whitenedcse.data.sources import located
+from whitenedcse.data.sources import named
 from whitenedcse.data.tokens import TokenRows, tokenised
 from whitenedcse.data.views import Views, check_changes, frame, prompt_tokens
 from whitenedcse.ragged import Ragged
@@ -40,7 +39,7 @@ class EpochOrder(Sampler[NDArray[np.int64]]):
     sizes: (rows,), 1 for each row, or its tokens. budget: of a global batch in the same unit. With all rows
     concatenated in the order of the epoch, batch i holds those that end in (i * budget, (i + 1) * budget],
     cut to a multiple of `world` rows. Rows that do not fill a last batch are left out: repeated ones would be
-    false negatives. start: a function that returns the first batch. rows: the numbers of the rows, or None.
+    false negatives. start: a function that returns the first batch. rows: (rows,) their numbers.
     """
 
     def __init__(  # noqa: PLR0913  by name
@@ -52,7 +51,7 @@ class EpochOrder(Sampler[NDArray[np.int64]]):
         rank: int,
         world: int,
         start: Callable[[], int],
-        rows: NDArray[np.int64] | None = None,
+        rows: NDArray[np.int64],
     ) -> None:
         self.sizes, self.budget, self.seed, self.start, self.rows = sizes, budget, seed, start, rows
         self.rank, self.world, self.batches = rank, world, whole_batches(sizes, budget)
@@ -76,14 +75,7 @@ class EpochOrder(Sampler[NDArray[np.int64]]):
         """All row numbers in the order of an epoch, and the start of each batch with the end of the last."""
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.sizes))
         ends = self.sizes[order].cumsum()
-        order = order if self.rows is None else self.rows[order]
-        return order, np.searchsorted(ends, np.arange(len(self) + 1) * self.budget, side="right")
-
-    def rows_of(self, epoch: int, step: int) -> NDArray[np.int64]:
-        """The row numbers of global batch `step` of an epoch, for all ranks."""
-        order, cuts = self.order(epoch)
-        n = cuts[step + 1] - cuts[step]
-        return order[cuts[step] : cuts[step] + n - n % self.world]
+        return self.rows[order], np.searchsorted(ends, np.arange(len(self) + 1) * self.budget, side="right")
 
 
 class Batches(Dataset[Batch]):
@@ -143,15 +135,9 @@ class SentenceData(LightningDataModule):
         self.setting, self.budget = "batch_size", batch_size
         if batch_tokens is not None:
             self.setting, self.budget = "batch_tokens", batch_tokens
-        if self.budget < 2:
-            raise ValueError(
-                f"{self.setting}={self.budget}: a contrastive loss needs 2 sentences or more in a batch"
-            )
         if passes < 1:
             raise ValueError(f"data.passes={passes} must be 1 or more")
         check_changes(passes, repetition, crop)
-        columns = tuple([columns] if isinstance(columns, str) else columns)
-        Corpus(corpus, columns, sample)  # raises for what no corpus has
         self.corpus, self.columns, self.sample = corpus, columns, sample
         self.max_length, self.passes, self.seed = max_length, passes, seed
         self.batch_tokens, self.tokenizer = batch_tokens, tokenizer
@@ -168,25 +154,24 @@ class SentenceData(LightningDataModule):
             return
         if self.tokenizer is None:
             raise ValueError("SentenceData has no tokenizer: set data.tokenizer before data.setup")
-        corpus = Corpus(str(located(self.corpus)), self.columns, self.sample)
+        corpus = named(self.corpus, self.columns, self.sample)
         self.tokens = tokenised(corpus, self.tokenizer, self.max_length, prompt=self.prompt)
         self.check_budget()
 
     def check_budget(self, world: int = 1) -> None:
         """Raise ValueError if rows do not fill a batch, or `world` processes cannot share it equally."""
         sizes, said = self.sizes, f"{self.setting}={self.budget}"
-        if not whole_batches(sizes, self.budget):
-            tokens = "" if self.batch_tokens is None else f" of {sizes.sum()} tokens"
-            held = f" beside {self.holds_out} held out" if self.holds_out else ""
-            raise ValueError(
-                f"{self.corpus}: {len(sizes)} rows{tokens}{held} do not fill one {said};"
-                f" set data.{self.setting} lower, or add rows"
-            )
-        need = max(2, world) * int(sizes.max())
-        if self.budget < need:
+        longest = sizes.max(initial=1)
+        if self.budget < max(2, world) * longest:
             raise ValueError(
                 f"{said} may leave fewer than {max(2, world)} sentences in a batch; "
-                f"use {need} or more, as the longest has {sizes.max()}"
+                f"use {max(2, world) * longest} or more, as the longest has {longest}"
+            )
+        if not whole_batches(sizes, self.budget):
+            held = f" beside {self.holds_out} held out" if self.holds_out else ""
+            raise ValueError(
+                f"{self.corpus}: {len(sizes)} rows{held} do not fill one {said};"
+                f" set data.{self.setting} lower, or add rows"
             )
         self.check_shares(world)
 
