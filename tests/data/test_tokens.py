@@ -1,6 +1,5 @@
 """The cache holds what the tokenizer says, is written once, and survives races and damage."""
 
-import json
 import random
 from pathlib import Path
 from threading import Thread
@@ -144,21 +143,14 @@ def test_a_damaged_cache_is_built_anew_and_said_in_one_line_and_a_failed_start_l
 INVISIBLE = ["\u200b", "\ufeff\u00ad", " \u2060", "\u0301\u0308", "\ufe0f", "\ufffd", "\t\u3000", ""]
 
 
-def test_a_text_without_tokens_of_its_own_is_blank_everywhere(bert, tmp_path):
-    """In training, in an index and its queries, in a fit and a readout; and an id is the number of a row."""
+def test_a_text_without_tokens_of_its_own_is_blank_to_an_encoder(bert, tmp_path):
+    """In an index and its queries, in a fit and a readout; and an id is the number of a row."""
     mixed = [text for pair in zip(SENTENCES, INVISIBLE, strict=True) for text in pair]
     path = tmp_path / "x.txt"
     path.write_text("".join(f"{text}\n" for text in mixed))
     assert tokens.wordless(mixed, bert.tokenizer) == [False, True] * 8
     worded = [".", "日本", "e\u0301", "[UNK]", "\U0001f642", "42"]
     assert not any(tokens.wordless(worded, bert.tokenizer))
-    rows = tokenised(Corpus(str(path)), bert.tokenizer, LENGTH, cache_dir=tmp_path / "cache")
-    assert (len(rows), rows.counts.kept, rows.counts.blank, rows.counts.total) == (8, 8, 8, 16)
-    assert listed(rows.rows(np.arange(8), [0])) == [oracle(text, bert.tokenizer) for text in SENTENCES]
-    pairs = tmp_path / "x.jsonl"
-    pairs.write_text("".join(json.dumps({"a": mixed[0], "b": text}) + "\n" for text in mixed))
-    two = tokenised(Corpus(str(pairs), ("a", "b")), bert.tokenizer, LENGTH, cache_dir=tmp_path / "cache")
-    assert (len(two), two.counts.blank) == (8, 8)
     embedder = embedder_of(bert, kind="mean").eval()
     index = Index.build(embedder, mixed)
     build(tmp_path / "index", embedder, Corpus(str(path)))

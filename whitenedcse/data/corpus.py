@@ -10,7 +10,7 @@ import os
 import random
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -32,7 +32,6 @@ from whitenedcse.data.files import (
 
 Row = tuple[str, ...]
 Item = TypeVar("Item")
-Wordless = Callable[[Sequence[str]], Sequence[bool]]
 BLOCK = 4096  # rows at a time
 TAGS = ("ETag", "etag", "blob_id")  # of a version of a file: S3 and the web, Google and Azure, the hub
 
@@ -67,14 +66,13 @@ class Counts(NamedTuple):
 class Usable:
     """The rows of a corpus in which every field is text, read lazily; afterwards `counts` tells of all.
 
-    Text is unchanged: no stripping, no normalisation. wordless: which of some texts are blank to a tokenizer;
-    rows with these are dropped from the sample, too. Raises ValueError at the end if there was no such row.
+    Text is unchanged: no stripping, no normalisation. Raises ValueError at the end if there was no such row.
     """
 
     counts: Counts
 
-    def __init__(self, corpus: Corpus, wordless: Wordless | None = None) -> None:
-        self.corpus, self.wordless = corpus, wordless
+    def __init__(self, corpus: Corpus) -> None:
+        self.corpus = corpus
         self.total = self.blank = 0  # rows so far
 
     def __iter__(self) -> Iterator[Row]:
@@ -83,8 +81,6 @@ class Usable:
         rows: Iterable[Row] = self.rows_of_text()
         if self.corpus.sample is not None:
             rows = sampled(rows, self.corpus.sample)
-        if self.wordless is not None:
-            rows = self.rows_of_words(rows, self.wordless)
         hashes = array("q")
         for row in rows:
             hashes.append(hash(row))
@@ -105,14 +101,6 @@ class Usable:
                 yield row
             else:
                 self.blank += 1
-
-    def rows_of_words(self, rows: Iterable[Row], wordless: Wordless) -> Iterator[Row]:
-        """The rows without a text that is `wordless`, which is asked about a block of rows at a time."""
-        for block in blocks(rows, BLOCK):
-            lost = iter(wordless([text for row in block for text in row]))
-            kept = [row for row in block if not any([next(lost) for _ in row])]
-            self.blank += len(block) - len(kept)
-            yield from kept
 
 
 def blocks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from threading import Lock
@@ -104,7 +103,7 @@ def write(
     folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, prompt: str
 ) -> None:
     """Tokenise a corpus into a folder, in one pass, a batch in memory at a time."""
-    rows = Usable(corpus, partial(wordless, tokenizer=tokenizer))
+    rows = Usable(corpus)
     dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 1 << 16 else np.int32
     counted, truncated, columns = [np.zeros(1, np.int64)], 0, 1
     with pace("tokenised") as more, writing(folder / "ids") as stream:
