@@ -21,7 +21,6 @@ from typing import Any
 
 NAMED = (".tsv", ".csv", ".jsonl")  # rows with named fields, one after the other
 KINDS = (".txt", *NAMED, ".json", ".parquet")
-LONGEST = 1 << 28  # characters of a field of a table; Python's csv would stop at 131,072
 
 
 def suffix(name: str | Path) -> str:
@@ -99,7 +98,6 @@ def table(path: str | Path, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
     form: dict[str, Any] = {"delimiter": "\t" if kind == ".tsv" else ",", "strict": True}
     if kind == ".tsv" and not in_quotes(lines(path)):
         form["quoting"] = csv.QUOTE_NONE
-    csv.field_size_limit(LONGEST)
     reader = csv.reader((line + "\n" for line in lines(path)), **form)
     names: list[str] = []
     try:
