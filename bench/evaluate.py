@@ -29,7 +29,7 @@ from transformers import AutoModel
 from bench import measure
 from bench.encode import embedder, parsed, plain
 from bench.measure import Variant
-from whitenedcse.evaluation.scores import pairs_index, scores_of
+from whitenedcse.evaluation.scores import scores_of
 from whitenedcse.evaluation.suite import plan
 from whitenedcse.evaluation.tasks import Subset, subsets
 from whitenedcse.model.embedder import Embedder
@@ -83,7 +83,7 @@ def scores(options: argparse.Namespace, ours: Embedder, tasks: Tasks) -> dict[st
 
 def spearman(ours: Embedder, tasks: Tasks, *, bf16: bool) -> Scores:
     """One encode of the distinct sentences, then each task's score over all its pairs."""
-    sentences, index = pairs_index(tasks)
+    sentences, index, *_ = plan(tasks)
     found = scores_of(ours.encode(sentences, bf16=bf16), index)
     return {name: task["all"] for name, task in found["tasks"].items()}
 

@@ -95,7 +95,7 @@ def scored(folder, noise, number, tasks=None, rows=("as it is",), head="all"):
     """A run on vectors whose cosines follow the gold scores but for some noise."""
     folder.mkdir(parents=True)
     tasks = tasks or {"A": task(150, 0)[:1], "B": task(80, 1)}
-    agenda = plan(tasks, [], list)
+    agenda = plan(tasks)
     rng = np.random.default_rng([number, len(agenda.sentences)])
     angle = {}
     for subsets in agenda.pairs.values():

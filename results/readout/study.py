@@ -23,8 +23,8 @@ from whitenedcse.data import sources
 from whitenedcse.data.corpus import texts
 from whitenedcse.evaluation.layers import spearman_columns
 from whitenedcse.evaluation.readout import Map, Readout, Spectrum, choice, maps, similarities
-from whitenedcse.evaluation.scores import pairs_index
 from whitenedcse.evaluation.statistics import average_draws, interval, resamples, weighted_spearman
+from whitenedcse.evaluation.suite import plan
 from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.serving.readout import every_layer, moments_of
 
@@ -42,7 +42,7 @@ class Study:
     def __init__(self, embedder: Embedder, corpus: Sequence[str]) -> None:
         self.kinds = (embedder.encoder.one_token, "mean")
         self.moments = moments_of(embedder, corpus, self.kinds)
-        sentences, index = pairs_index({name: subsets(name) for name in ("STS-B/dev", *TESTS)})
+        sentences, index, *_ = plan({name: subsets(name) for name in ("STS-B/dev", *TESTS)})
         self.gold = {name: np.concatenate([s.gold for s, _ in parts]) for name, parts in index.items()}
         ends = np.cumsum([len(gold) for gold in self.gold.values()])
         self.at = {

@@ -16,7 +16,8 @@ from sentence_transformers import SentenceTransformer
 
 from whitenedcse.data.sources import named
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.scores import pairs_index, scores_of
+from whitenedcse.evaluation.scores import scores_of
+from whitenedcse.evaluation.suite import plan
 from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling
@@ -29,7 +30,7 @@ POOLINGS = [("cls", [-1]), ("mean", [-1]), ("mean", [1, -1])]
 
 def main() -> None:
     """One csv row for each encoder, pooling and map."""
-    sentences, index = pairs_index({name: subsets(name) for name in STS})
+    sentences, index, *_ = plan({name: subsets(name) for name in STS})
     table = csv.writer(sys.stdout)
     header = ["sentence-transformers", "onnx", "transformers", "average, ours", "average, theirs"]
     table.writerow(["encoder", "pooling", "k", *header, "largest difference of a test"])

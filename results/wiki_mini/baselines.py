@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import located
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
-from whitenedcse.evaluation.scores import Index, pairs_index, scores_of
+from whitenedcse.evaluation.scores import Index, scores_of
+from whitenedcse.evaluation.suite import plan
 from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling
@@ -55,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     model = parser.parse_args().model
-    sentences, index = pairs_index({name: subsets(name) for name in TESTS})
+    sentences, index, *_ = plan({name: subsets(name) for name in TESTS})
     rows, _ = read(Corpus(str(located("wiki1m_like")), sample=4096))
     table = csv.writer(sys.stdout)
     table.writerow(["pooling", "variant", "average"])

@@ -8,7 +8,8 @@ from encoders import whitened_by_hand
 from scipy.stats import spearmanr
 
 from whitenedcse.evaluation import layers
-from whitenedcse.evaluation.scores import pairs_index, spearman
+from whitenedcse.evaluation.scores import spearman
+from whitenedcse.evaluation.suite import plan
 from whitenedcse.evaluation.tasks import Subset
 
 L, D = 4, 5
@@ -24,7 +25,7 @@ def subset(name, n, seed):
 @pytest.fixture
 def index():
     tasks = {f"T{t}": [subset(name, 9 + 8 * i, 10 * t + i) for i, name in enumerate("pqr")] for t in range(2)}
-    return pairs_index(tasks | {"U": [subset("one", 40, 99)]})[1]
+    return plan(tasks | {"U": [subset("one", 40, 99)]}).pairs
 
 
 @pytest.fixture

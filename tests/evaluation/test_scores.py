@@ -12,7 +12,6 @@ from whitenedcse.evaluation.scores import (
     accuracy,
     cosine,
     features,
-    pairs_index,
     pearson,
     scores_of,
     spearman,
@@ -20,12 +19,13 @@ from whitenedcse.evaluation.scores import (
     threshold,
     undefined,
 )
+from whitenedcse.evaluation.suite import plan
 from whitenedcse.evaluation.tasks import Labelled, Subset
 
 
 def evaluate(tasks, encode):
     """Every task's scores and their average, from one call of `encode`."""
-    sentences, index = pairs_index(tasks)
+    sentences, index, *_ = plan(tasks)
     return scores_of(encode(sentences), index)
 
 
@@ -120,10 +120,9 @@ def test_zero_vectors_are_counted_and_a_result_without_a_number_is_still_json(ta
     assert json.loads(json.dumps(got, allow_nan=False)) == got
 
 
-def test_tasks_without_pairs_are_refused():
-    for pairs in ({}, {"A": []}):
-        with pytest.raises(ValueError, match="nothing to score"):
-            evaluate(pairs, encode)
+def test_nothing_to_score_and_subsets_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="nothing to score"):
+        evaluate({}, encode)
     with pytest.raises(ValueError, match="two subsets of a task share a name: p, p"):
         evaluate({"A": [subset("p", 5, 0), subset("p", 5, 1)]}, encode)
 

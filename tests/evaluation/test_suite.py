@@ -30,16 +30,12 @@ def system(agenda, *rest):
     return System(np.float32([vector(text) for text in agenda.sentences]), *rest)
 
 
-def nothing(*_):
-    raise AssertionError("no corpus is asked for")
-
-
 def result_of(agenda, *rest, classify=None, draws=50):
     return evaluated(system(agenda, *rest), agenda, classify, draws)
 
 
 def test_vectors_and_their_first_channels_score_as_the_plain_evaluation(tasks):
-    agenda = plan(tasks, [], nothing)
+    agenda = plan(tasks)
     assert agenda.sentences == sorted({t for s in (*tasks["A"], *tasks["B"]) for t in (*s.left, *s.right)})
     for width, transform in ((6, ()), (2, (partial(Postprocess, kind="prefix", k=2),))):  # fitted to nothing
         got = result_of(agenda, *transform).scores["sts"]
@@ -81,7 +77,7 @@ def test_whitening_equals_the_formula_by_hand_on_what_each_transform_is_fitted_t
 
 
 def test_an_interval_is_that_of_a_loop_over_resampled_pairs(tasks):
-    agenda = plan({"A": tasks["A"]}, [], nothing)
+    agenda = plan({"A": tasks["A"]})
     got = result_of(agenda, draws=200)
     gold, similarity = np.concatenate([s.gold for s in tasks["A"]]), got.items["A"]
     counts = resamples(len(gold), 200, seed(gold))
@@ -107,7 +103,7 @@ def test_labelled_texts_reach_the_classifier_in_order_and_rte_its_threshold(task
     single = Labelled("mine", (words,), labels, ["no", "yes"], None)
     pair = Labelled("RTE", (words, words[::-1]), labels, ["entailment", "not_entailment"], None)
     file = single._replace(name="RTE")  # one of a user's, which is classified as any other
-    agenda = plan({"mine": single, "RTE": pair, "x/RTE.tsv": file, **tasks}, [], nothing)
+    agenda = plan({"mine": single, "RTE": pair, "x/RTE.tsv": file, **tasks})
 
     def classify(x, y, split):
         assert x == pytest.approx(np.float32([vector(w) for w in words]))
@@ -134,7 +130,7 @@ def test_labelled_texts_reach_the_classifier_in_order_and_rte_its_threshold(task
 
 
 def test_geometry_is_of_sts_b_where_there_is_one_with_pairs_above_four_as_positives(tasks):
-    agenda = plan({"A": tasks["A"], "STS-B": tasks["B"]}, [], nothing)
+    agenda = plan({"A": tasks["A"], "STS-B": tasks["B"]})
     got = result_of(agenda).scores["geometry"]
     positives = [(a, b) for a, b, g in zip(*tasks["B"][0][1:4], strict=True) if g > 4]
     x = {text: vector(text).astype(np.float32) for pair in positives for text in pair}
@@ -145,7 +141,7 @@ def test_geometry_is_of_sts_b_where_there_is_one_with_pairs_above_four_as_positi
 
 
 def test_zero_vectors_leave_no_average_and_other_shapes_are_refused(tasks):
-    agenda = plan(tasks, [], nothing)
+    agenda = plan(tasks)
     x = np.float32([vector(t) for t in agenda.sentences])
     x[:2] = 0
     got = evaluated(System(x), agenda, None, 20).scores["sts"]

@@ -96,7 +96,7 @@ def test_rows_of_the_same_name_are_compared_with_each_other(tmp_path):
 def test_accuracies_are_compared_on_the_same_texts(tmp_path):
     words = [f"w{i}" for i in range(200)]
     texts = Labelled("MR", (words,), np.arange(200) % 2, ["0", "1"], None)
-    agenda = plan({"MR": texts}, [], list)
+    agenda = plan({"MR": texts})
     for name, wrong in (("a", 60), ("b", 20)):
         (tmp_path / name).mkdir()
         predicted = np.where(np.arange(200) < wrong, 1 - texts.labels, texts.labels)

@@ -10,7 +10,7 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.scores import pairs_index, scores_of
+from whitenedcse.evaluation.scores import scores_of
 from whitenedcse.evaluation.suite import System, plan
 from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.report import figures
@@ -28,7 +28,7 @@ def tasks():
 
 def by_hand(tasks, x_of):
     """Average over the tasks of the mean over subsets."""
-    sentences, index = pairs_index(tasks)
+    sentences, index, *_ = plan(tasks)
     return scores_of(np.array([x_of[s] for s in sentences]), index)["avg"]["mean"]
 
 

@@ -1,7 +1,7 @@
 """Scores of every set of layers and every number of components, computed together as matrix products.
 
     l: layers    n: sentences, or pairs    d: width    m: columns, each a way to make embeddings
-    planes: (l, n, d), one pooled vector per layer and sentence, the n of `pairs_index`; may be a memory map
+    planes: (l, n, d), one pooled vector per layer and sentence, the n of a `suite.Plan`; may be a memory map
 
 [1] Huang et al., WhiteningBERT, arXiv:2104.01767    [2] Su et al., BERT-whitening, arXiv:2103.15316
 """

@@ -69,19 +69,6 @@ def varies(x: NDArray[Any]) -> NDArray[np.bool_]:
         return np.ptp(x, axis=-1) > ROUNDING * np.abs(x).max(axis=-1)  # False where one is NaN or infinite
 
 
-def pairs_index(tasks: Mapping[str, Sequence[Subset]]) -> tuple[list[str], Index]:
-    """The distinct sentences of all tasks, sorted, and each subset's pairs as indices of them, (2, n)."""
-    if not tasks or not all(tasks.values()):
-        raise ValueError(f"nothing to score: {tasks}")
-    every = [(task, subset) for task, subsets in tasks.items() for subset in subsets]
-    sentences = sorted({text for _, s in every for text in (*s.left, *s.right)})
-    row = {text: i for i, text in enumerate(sentences)}
-    index: Index = {task: [] for task in tasks}
-    for task, s in every:
-        index[task].append((s, np.array([[row[text] for text in side] for side in (s.left, s.right)])))
-    return sentences, index
-
-
 def similarities(vectors: Vectors, pairs: Pairs) -> tuple[list[NDArray[np.float64]], int]:
     """The cosines of a task's pairs, by subset, and how many of its sentences have a zero vector."""
     at, place = np.unique(np.concatenate([rows for _, rows in pairs], axis=1), return_inverse=True)
@@ -134,7 +121,7 @@ def task_scores(vectors: Vectors, pairs: Pairs, void: str = "") -> tuple[dict[st
 
 
 def scores_of(vectors: NDArray[Any], index: Index) -> dict[str, Any]:
-    """Every task's scores and their average, from the vectors (n, d) of the sentences of `pairs_index`."""
+    """Every task's scores and their average, from the vectors (n, d) of the sentences of a `suite.Plan`."""
     tasks = {name: task_scores(vectors.__getitem__, pairs)[0] for name, pairs in index.items()}
     return {"tasks": tasks, "avg": averaged(tasks)}
 

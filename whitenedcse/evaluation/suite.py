@@ -35,7 +35,7 @@ from whitenedcse.evaluation.scores import (
     threshold,
 )
 from whitenedcse.evaluation.statistics import Draws, accuracy_draws, average_draws, interval, task_draws
-from whitenedcse.evaluation.tasks import OWN, Labelled, Task, own_texts, texts
+from whitenedcse.evaluation.tasks import OWN, Labelled, Task, corpus_texts, own_texts, texts
 from whitenedcse.run import by_task
 
 FIGURES = ("alignment", "uniformity", "mean_cosine", "isotropy", "effective_rank")
@@ -56,7 +56,10 @@ class Plan(NamedTuple):
 
 
 def plan(
-    tasks: Mapping[str, Task], fits: Iterable[str], corpus: Callable[[str], list[str]], case: str = "as_is"
+    tasks: Mapping[str, Task],
+    fits: Iterable[str] = (),
+    corpus: Callable[[str], list[str]] = corpus_texts,
+    case: str = "as_is",
 ) -> Plan:
     """The plan for these tasks, and for transforms fitted to each of `fits`: "target", "year", or a corpus.
 

@@ -34,7 +34,8 @@ from whitenedcse.evaluation.readout import (
     maps,
     similarities,
 )
-from whitenedcse.evaluation.scores import cosine, pairs_index
+from whitenedcse.evaluation.scores import cosine
+from whitenedcse.evaluation.suite import plan
 from whitenedcse.evaluation.tasks import Subset, subsets
 from whitenedcse.files import writing
 from whitenedcse.model.checkpoint import SETTINGS
@@ -164,7 +165,7 @@ def part(pairs: Subset) -> Subset:
 
 def chosen(embedder: Embedder, moments: dict[str, Moments], pairs: Subset) -> tuple[list[Readout], Choice]:
     """All readouts, and what the pairs say of them."""
-    sentences, index = pairs_index({"pairs": [pairs]})
+    sentences, index, *_ = plan({"pairs": [pairs]})
     ((_, rows),) = index["pairs"]
     seen = every_layer(embedder, sentences, [*moments, states_of(embedder.pooling)])
     own = cosine(*averaged(embedder, seen, None, extra=0)[rows])

@@ -22,8 +22,8 @@ from whitenedcse.compute import without_autocast
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.evaluation.geometry import alignment, concentration, positives, spectrum, spread, uniformity
 from whitenedcse.evaluation.readout import best_of_few
-from whitenedcse.evaluation.scores import pairs_index, scores_of
-from whitenedcse.evaluation.suite import whitened_scores
+from whitenedcse.evaluation.scores import scores_of
+from whitenedcse.evaluation.suite import plan, whitened_scores
 from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder, ragged_ids
@@ -58,7 +58,7 @@ class DevSet:
 
     def __init__(self, dev: Sequence[Subset], readout: bool = False) -> None:
         self.readout = readout
-        self.sentences, self.index = pairs_index({"dev": dev})
+        self.sentences, self.index, *_ = plan({"dev": list(dev)})
         self.n = sum(len(subset.gold) for subset in dev)
         self.similar, self.positives = positives(self.index["dev"])
         self.gold = np.concatenate([subset.gold for subset in dev])
