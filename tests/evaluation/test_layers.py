@@ -119,14 +119,6 @@ def test_equal_vectors_tie_at_exactly_one_and_turned_pairs_with_each_other():
     assert (got[:30] == got[30:]).all()
 
 
-def test_layers_that_cancel_have_no_direction(planes):
-    planes[2] = -planes[0] - planes[1]
-    planes[:, 4] = 0
-    masks = np.array([[1, 1, 1, 0], [1, 1, 0, 0]], bool)
-    got = layers.cosines_by_mask(planes, np.array([[0, 4], [1, 5]]))(masks)
-    assert np.isnan(got).tolist() == [[True, False], [True, True]]
-
-
 def test_every_two_layers_are_scored_with_and_without_whitening(planes, index):
     got = by_column(layers.pairs(planes, index), "layers", "whitening")
     both = list(combinations_with_replacement(range(L), 2))

@@ -23,7 +23,6 @@ from threadpoolctl import threadpool_limits
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.scores import MEANS, Index, cosine, varies
 
-RESOLUTION = 1e-14  # of the squares: layers that cancel to 1e-7 leave the rounding of float32, no direction
 CELLS = 1_500_000  # of a chunk of columns; some eight float64 arrays of it live at once
 LIMIT = 10_000  # sets of layers: 12 layers and the embeddings have 8,191
 
@@ -86,8 +85,7 @@ def cosines_by_mask(planes: NDArray[Any], rows: NDArray[np.intp]) -> Callable[[N
     """The cosines of pairs, rows (2, n), that are embedded by the mean over the layers of each mask.
 
     It is a function of masks (m, l) -> (n, m). Products of means are sums of inner products of layers, which
-    are computed once, so no mean is formed. NaN where layers cancel to less than RESOLUTION of their squared
-    norms, or all are zero.
+    are computed once, so no mean is formed. NaN where all layers are zero.
     """
     (left, right), inverse = np.unique(np.sort(rows, axis=0), axis=1, return_inverse=True)  # so they tie
     i, j = np.triu_indices(len(planes))
@@ -96,16 +94,11 @@ def cosines_by_mask(planes: NDArray[Any], rows: NDArray[np.intp]) -> Callable[[N
     chunks = [_products(planes, left[part], right[part]) for part in parts]
     ab, aa, bb = np.concatenate(chunks, axis=1)
 
-    def squared(products: Floats, masks: Floats) -> Floats:
-        sums = (masks[:, i] * masks[:, j]) @ products.T
-        sums[sums <= RESOLUTION * (masks @ products[:, i == j].T)] = np.nan
-        return sums
-
     def cosines(masks: NDArray[np.bool_]) -> Floats:
-        weights = masks.astype(np.float64)
+        weights = (masks[:, i] & masks[:, j]).astype(np.float64)
         with np.errstate(invalid="ignore"):
-            lengths = np.sqrt(squared(aa, weights) * squared(bb, weights))
-            return (((weights[:, i] * weights[:, j]) @ ab.T) / lengths)[:, inverse.ravel()].T
+            lengths = np.sqrt((weights @ aa.T) * (weights @ bb.T))
+            return (weights @ ab.T / lengths)[:, inverse.ravel()].T
 
     return cosines
 
