@@ -81,7 +81,7 @@ def test_every_point_of_every_figure(tasks, tmp_path, monkeypatch):
     averages = [row for row in read["subsets"] if row["task"] == "average"]
     best = max(averages, key=lambda row: float(row["mean"]))
     layers, score = [int(i) for i in best["layers"].split("+")], f"{float(best['mean']):.2f}"
-    assert said[1].startswith(f"subsets.png: the best set of layers is {layers}: {score} (tiny, ")
+    assert said[1].startswith(f"subsets.png: the best set of up to 3 layers is {layers}: {score} (tiny, ")
     assert f"best {score}" in words[1] and f"layers {' + '.join(map(str, layers))}" in words[1]
     assert_labelled(read["layers"], words[0], read["components"], words[2])
     assert {row["row"] for row in read["components"]} == {"whitening (target)"} < {*words[2]}

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations, combinations_with_replacement
 from math import comb, isnan
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +27,6 @@ CELLS = 1_500_000  # of a chunk of columns; some eight float64 arrays of it live
 LIMIT = 10_000  # sets of layers: 12 layers and the embeddings have 8,191
 
 Floats = NDArray[np.float64]
-
-
-class Subsets(NamedTuple):
-    """Scores of the sets of up to `largest` layers; `complete` if these are all sets."""
-
-    records: list[dict[str, Any]]
-    largest: int
-    complete: bool
 
 
 def aggregate(index: Index, similarities: Callable[[str], NDArray[Any]]) -> dict[str, Floats]:
@@ -150,7 +142,7 @@ def _whitened_cosines(
         return np.stack(list(pool.map(column, both)), axis=1)
 
 
-def subsets(planes: NDArray[Any], index: Index) -> Subsets:
+def subsets(planes: NDArray[Any], index: Index) -> list[dict[str, Any]]:
     """Scores of the mean of every set of layers, by size: the study behind Figure 2 of [1].
 
     Where there are more than `LIMIT` sets, only sizes up to the largest that keeps to it, and at least 2.
@@ -168,7 +160,7 @@ def subsets(planes: NDArray[Any], index: Index) -> Subsets:
 
     scores = [scores_of(masks[at : at + step]) for at in range(0, len(masks), step)]
     joined = {task: np.concatenate([part[task] for part in scores], axis=1) for task in scores[0]}
-    return Subsets(records(joined, [{"layers": list(s)} for s in sets]), largest, largest == layers)
+    return records(joined, [{"layers": list(s)} for s in sets])
 
 
 def best_of_each_size(rows: Iterable[Mapping[str, Any]], mean: str) -> list[dict[str, Any]]:

@@ -196,9 +196,9 @@ def _layers(run: Path, planes: NDArray[Any], plan: Plan, said: Said) -> str:
 
 def _subsets(run: Path, planes: NDArray[Any], plan: Plan, said: Said) -> str:
     """Write the figure of every set of layers: WhiteningBERT, Figure 2."""
-    sets = layers.subsets(planes, plan.pairs)
-    write_csv(run / "subsets.csv", sets.records)
-    best = layers.best_of_each_size(sets.records, said.mean)
+    records = layers.subsets(planes, plan.pairs)
+    write_csv(run / "subsets.csv", records)
+    best = layers.best_of_each_size(records, said.mean)
     if not best:
         raise ValueError("no set of layers has an average to draw")
     top = max(best, key=lambda r: r[said.mean])
@@ -209,8 +209,8 @@ def _subsets(run: Path, planes: NDArray[Any], plan: Plan, said: Said) -> str:
         of = f"{'layers' if top['size'] > 1 else 'layer'} {' + '.join(map(str, top['layers']))}"
         _mark(ax, top["size"], top[said.mean], f"best {top[said.mean]:.2f}\n{of}")
         ax.set(xlabel="layers averaged", ylabel=f"best average {LABEL}", xticks=sizes)
-    many = "" if sets.complete else f" (sets of up to {sets.largest} layers)"
-    return f"the best set of layers is {top['layers']}{many}: {top[said.mean]:.2f}"
+    most = max(len(row["layers"]) for row in records)
+    return f"the best set of up to {most} layers is {top['layers']}: {top[said.mean]:.2f}"
 
 
 def _components(run: Path, systems: Mapping[str, System], plan: Plan, said: Said) -> str:
