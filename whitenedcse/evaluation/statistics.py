@@ -133,18 +133,17 @@ def interval(draws: Draws) -> tuple[float, float] | None:
     return float(low), float(high)
 
 
-def paired(draws_a: Draws, draws_b: Draws, difference: float | None = None) -> Comparison | None:
-    """The difference a - b on the same resamples, with a 95 % interval and a p-value; None as `interval`.
+def paired(draws_a: Draws, draws_b: Draws, difference: float) -> Comparison | None:
+    """The observed difference of a and b, its 95 % interval on the same resamples and p; None as `interval`.
 
-    difference: the observed one; None takes the median of the draws. The smallest p is 2 / (draws + 1).
+    The smallest p is 2 / (draws + 1).
     """
     apart = draws_a - draws_b
     bounds, draws = interval(apart), apart[~np.isnan(apart)]
     if bounds is None:
         return None
     tail = min(np.count_nonzero(draws <= 0), np.count_nonzero(draws >= 0))
-    given = float(np.median(draws)) if difference is None else difference
-    return Comparison(given, *bounds, p=min(1.0, 2 * (1 + tail) / (len(draws) + 1)))
+    return Comparison(difference, *bounds, p=min(1.0, 2 * (1 + tail) / (len(draws) + 1)))
 
 
 class Source(NamedTuple):
