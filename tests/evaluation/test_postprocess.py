@@ -245,8 +245,8 @@ def test_what_makes_no_sense_is_refused_and_a_refused_fit_leaves_the_last_one():
             call()
     fitted = fit(X)
     for call in (fitted.fit, fitted.transform):
-        with pytest.raises(TypeError, match="rows of numbers are expected, not .*: encode texts first"):
-            call(["a text"])
+        with pytest.raises((TypeError, ValueError)):
+            call([["a text"] * D])
     for call in (lambda: fitted.fit(X[:1]), lambda: fitted.partial_fit(X[:, 1:])):
         with pytest.raises(ValueError):
             call()

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from safetensors.numpy import save
 
 from whitenedcse.data.remote import fetched, published
@@ -120,7 +120,7 @@ class Postprocess:
         """
         if self.moments is None and self._fitted is not None:
             raise ValueError("a loaded transform has no moments to add to; fit it again")
-        x = numbers(x)
+        x = np.asarray(x)
         self.moments = (self.moments or Moments(np.atleast_2d(x).shape[-1])).update(x)
         self._fitted = None
         return self
@@ -131,7 +131,7 @@ class Postprocess:
         Raises ValueError for rows of another width, or k outside 1 to d.
         """
         mean, matrix, _ = self.fitted
-        x, d, k = numbers(x), len(mean), self.k if k is None else k
+        x, d, k = np.asarray(x), len(mean), self.k if k is None else k
         if k is not None and self.kind not in ORDERED:
             names = ", ".join(ORDERED)
             raise ValueError(f"k={k} is for {names}; the components of {self.kind} have no order")
@@ -239,16 +239,6 @@ class Postprocess:
             matrix = axes / divisors(shrunk, self.power)
             matrix = matrix @ axes.T if self.kind == "zca" else matrix
         return matrix, variances
-
-
-def numbers(x: ArrayLike) -> NDArray[Any]:
-    """Rows as an array. Raises TypeError for texts and all else that is no number."""
-    x = np.asarray(x)
-    if x.dtype.kind not in "fiub":
-        raise TypeError(
-            f"rows of numbers are expected, not {x.dtype}: encode texts first, e.g. by Embedder.encode"
-        )
-    return x
 
 
 def divisors(variances: Array, power: float) -> Array:
