@@ -23,10 +23,10 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from safetensors.numpy import save
+from safetensors.numpy import load_file, save
 
 from whitenedcse.data.remote import fetched, published
-from whitenedcse.files import checksum, metadata, parsing, tensors, writing
+from whitenedcse.files import checksum, metadata, parsing, writing
 from whitenedcse.whitening import Array, Moments, check_finite, principal_axes
 
 Kind = Literal["whitening", "pca", "zca", "standardise", "centre", "abtt", "prefix"]
@@ -39,7 +39,7 @@ LIMITED = (  # settings that are for some kinds alone: what they are where they 
     ("top", None, ("abtt",)),
 )
 RANK = 1e-12  # of the largest variance; all-MiniLM-L6-v2 on STS: three empty axes at 3e-16, then 1.2e-3
-CURE = "copy it again, or fit it again with whitenedcse whiten fit"
+CURE = "copy it again, or make it with whitenedcse whiten fit"
 
 
 class Fitted(NamedTuple):
@@ -155,12 +155,9 @@ class Postprocess:
         """The transform that `save` wrote; no rows can be added to it. ValueError for a damaged file."""
         path = fetched(path)
         with parsing(path, CURE):
-            other = path.is_file() and np.fromfile(path, "u1", 9).tobytes()[8:] != b"{"  # than safetensors
-            if other or "settings" not in (texts := metadata(path, CURE)):
-                raise ValueError(f"{path} was not written by whiten fit; fit again (a corpus: --whiten-on)")
-            arrays = {name: tensor.numpy() for name, tensor in tensors(path).items()}
+            texts, arrays = metadata(path, CURE), load_file(path)
             if texts.pop("xxh3", None) != digest(arrays, texts):
-                raise ValueError("its digest differs, or it was written by version 0.2")
+                raise ValueError("its digest differs, or something else wrote it")
             loaded = cls(**json.loads(texts["settings"]))
             loaded.provenance = {**json.loads(texts["provenance"])}
             loaded._fitted = Fitted(**arrays)
