@@ -14,7 +14,6 @@ fitted to. An axis or a channel without variance becomes zero, never infinite.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -102,16 +101,10 @@ class Postprocess:
             if getattr(self, name) != unset and self.kind not in kinds:
                 raise ValueError(f"{name}={getattr(self, name)} is for {', '.join(kinds)}, not {self.kind}")
 
-    @classmethod
-    def of(cls, fit: Postprocess | str | Path) -> Postprocess:
-        """A transform as it is, or the one of a file."""
-        return cls.load(fit) if isinstance(fit, str | os.PathLike) else fit
-
     def fit(self, x: ArrayLike) -> Self:
         """Fit the transform to rows x: (n, d), n >= 2; rows fitted before are forgotten."""
-        new = type(self)(**self.settings).partial_fit(x)
-        self._fitted, self.moments, self.provenance = new.fitted, new.moments, {}
-        return self
+        self._fitted, self.moments, self.provenance = None, None, {}
+        return self.partial_fit(x)
 
     def partial_fit(self, x: ArrayLike) -> Self:
         """Add rows x: (n, d) to those fitted before; the transform is recomputed when next needed.
@@ -247,10 +240,8 @@ def divisors(variances: Array, power: float) -> Array:
 def without_top(axes: Array, top: int | None = None) -> Array:
     """I - U1 U1' with the `top` first axes U1 of (d, d) [3]; None is d // 100, at least 1."""
     d = len(axes)
-    top = max(1, d // 100) if top is None else top
-    if not 1 <= top < d:
-        raise ValueError(f"top={top} axes of {d}: 1 to {d - 1} can be removed")
-    return np.eye(d) - axes[:, :top] @ axes[:, :top].T
+    first = axes[:, : max(1, d // 100) if top is None else top]
+    return np.eye(d) - first @ first.T
 
 
 def check_components(k: int, most: int) -> None:

@@ -83,7 +83,7 @@ def whitened(
     >>> np.allclose(np.cov(white.encode(texts).T, bias=True), np.eye(4), atol=1e-3)
     True
     """
-    embedder, fit = Embedder.of(embedder), Postprocess.of(fit)
+    embedder, fit = Embedder.of(embedder), Postprocess.load(fit) if isinstance(fit, str | Path) else fit
     check_fit(fit, scaled(embedder, unit=False), unit=embedder.unit)
     bias = fit.transform(np.zeros((1, len(fit.mean))), k)[0]
     if k is not None or fit.k is not None:
