@@ -214,18 +214,6 @@ def test_a_label_that_only_one_training_row_has_may_be_left_out_of_the_inner_fol
             assert (predictions == rare[split == "test"]).mean() > 0.9
 
 
-@pytest.mark.parametrize("classify", [lbfgs, senteval])
-def test_classes_of_fewer_texts_than_there_are_folds_have_fewer_folds(classify):
-    y, split = np.arange(24) % 3, np.array(["train"] * 16 + ["test"] * 8)
-    x = np.random.default_rng(0).normal(size=(24, 3)) + 9 * np.eye(3)[y]
-    for parts in (None, split):
-        predictions, _ = classify(x, y, parts)
-        right = predictions == (y if parts is None else y[parts == "test"])
-        assert classify is senteval or right.mean() > 0.9  # which stops after some 28 steps on so few
-    with pytest.raises(ValueError, match="a class needs two texts to train on"):
-        classify(x[:6], np.array([0, 1, 2, 0, 1, 2]), np.array(["train"] * 3 + ["test"] * 3))
-
-
 def test_an_unknown_name_lists_the_known_ones():
     assert classifier("senteval") is senteval
     with pytest.raises(ValueError, match="no classifier 'svm'; there are lbfgs and senteval"):

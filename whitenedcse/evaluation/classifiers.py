@@ -180,10 +180,7 @@ def classifier(name: str) -> Classify:
 def _folds(y: Labels, rows: Rows) -> list[Pair]:
     from sklearn.model_selection import StratifiedKFold
 
-    count = min(FOLDS, int(np.bincount(y[rows]).max()))  # fewer than ten, where no class has ten rows
-    if count < 2:
-        raise ValueError("a classifier is chosen on folds: a class needs two texts to train on, or more")
-    folds = StratifiedKFold(count, shuffle=True, random_state=SEED)
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=SEED)
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # of classes of fewer rows
         return [(rows[train], rows[test]) for train, test in folds.split(rows, y[rows])]
 
