@@ -339,7 +339,7 @@ def test_a_corpus_gives_a_sample_of_its_rows_and_all_their_columns(data):
 
 def test_what_is_not_found_says_what_there_is(data):
     for name, said in {
-        "STS17": r"no task 'STS17': none of STS12, .*RTE, such as STS16, and no file in ",
+        "STS17": r"no task 'STS17': none of STS12, .*RTE, and no file in ",
         "RTE": "RTE: GLUE's dev.tsv is at none of .*rte/dev.tsv",
         "gone.csv:a:b:c": "no task 'gone.csv:a:b:c': .* FILE:SENTENCE1:SENTENCE2:SCORE or FILE:TEXT:LABEL$",
         "/gone/x.csv": "no task '/gone/x.csv': none of STS12, .* after a file",

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -224,10 +223,8 @@ def _file(name: str) -> Path:
     for path in _paths(name):
         if path.is_file():
             return path
-    known = (*STS, *TRANSFER)
-    near = "".join(f", such as {task}" for task in get_close_matches(name, known, 1))
     raise FileNotFoundError(
-        f"no task {name!r}: none of {', '.join(known)}{near}, and no file in {Path.cwd()} or"
+        f"no task {name!r}: none of {', '.join((*STS, *TRANSFER))}, and no file in {Path.cwd()} or"
         f" {' or '.join(map(str, roots()))}; after a file the names of its columns may follow, as"
         " FILE:SENTENCE1:SENTENCE2:SCORE or FILE:TEXT:LABEL"
     )
