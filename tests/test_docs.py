@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from encoders import SENTENCES, WORDS, backbone, decoder_of
-from evaluation.test_doctor import COUNTS, MRPC, SICK, write
+from evaluation.test_doctor import copy, write
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from programs import ROOT, begun, free_port, started, started_anew
@@ -32,7 +32,7 @@ FEW = ["trainer.max_steps=2", "trainer.log_every_n_steps=1", "monitor.every=2", 
 ELSEWHERE = ("pip", "pytest", "git", "cd")  # CI begins with the first two
 ENDS = {  # exit code and part of what is printed, where they are not what the page means
     "whitenedcse dashboard PROJECT": (2, "`wandb login`"),  # with one: tests/test_dashboard.py
-    "whitenedcse data check": (1, "24 rows, 189 published"),
+    "whitenedcse data check": (1, "60 rows, 189 published"),
 }
 
 
@@ -42,37 +42,9 @@ def some(n):
     return [f"{SENTENCES[i % 8]} {words[i % 31]} {words[i // 31 % 31]}" for i in range(n)]
 
 
-def datasets(root, rows=24):  # noqa: C901
-    """A few rows of each set, in the form of the real files."""
-    x, senteval = some(3 * rows), root / "senteval"
-    pairs = [(f"{i % 6 * 0.9:.1f}", x[i], x[-i - 1]) for i in range(rows)]
-    for year, parts in COUNTS.items():
-        for name in parts:
-            folder = senteval / f"STS/{year}-en-test"
-            write(folder / f"STS.input.{name}.txt", "".join(f"{a}\t{b}\n" for _, a, b in pairs))
-            write(folder / f"STS.gs.{name}.txt", "".join(f"{gold}\n" for gold, _, _ in pairs))
-    each = enumerate(zip(x, x[1:] + x[:1], strict=True))  # a readout is chosen on 50 pairs or more
-    rows = "".join(f"g\tf\ty\t{i}\t{i % 6 * 0.9:.1f}\t{a}\t{b}\n" for i, (a, b) in each)
-    for part in ("train", "dev", "test"):
-        write(senteval / f"STS/STSBenchmark/sts-{part}.csv", rows)
-    rows = "".join(f"{i}\t{a}\t{b}\t{1 + i % 5}\tNEUTRAL\n" for i, (_, a, b) in enumerate(pairs))
-    for part in ("train", "trial", "test_annotated"):
-        write(senteval / f"SICK/SICK_{part}.txt", f"{SICK}\n{rows}")
-    halves = {"MR/rt-polarity": ("pos", "neg"), "CR/custrev": ("pos", "neg"), "MPQA/mpqa": ("pos", "neg")}
-    halves["SUBJ/subj"] = ("subjective", "objective")
-    for stem, ends in halves.items():
-        for i, end in enumerate(ends):
-            write(senteval / f"{stem}.{end}", "".join(f"{text}\n" for text in x[i::2]))
-    for part in ("train", "dev", "test"):
-        write(senteval / f"SST/binary/sentiment-{part}", "".join(f"{t}\t{i % 2}\n" for i, t in enumerate(x)))
-    kinds = ("NUM:dist", "ENTY:other", "LOC:city", "HUM:ind", "DESC:def", "ABBR:exp")
-    for name in ("train_5500", "TREC_10"):
-        write(senteval / f"TREC/{name}.label", "".join(f"{kinds[i % 6]} {t}\n" for i, t in enumerate(x)))
-    rows = "".join(f"{i % 2}\t{i}\t{i}\t{a}\t{b}\n" for i, (_, a, b) in enumerate(pairs))
-    for part in ("train", "test"):
-        write(senteval / f"MRPC/msr_paraphrase_{part}.txt", f"{MRPC}\n{rows}")
-    rows = "".join(f"{a}\t{b}\t{i % 2}\t{i}\n" for i, (_, a, b) in enumerate(pairs))
-    write(root / "rte/dev.tsv", f"sentence1\tsentence2\tlabel\tidx\n{rows}")
+def datasets(root):
+    """A few rows of each set, in the form of the real files; a readout is chosen on 50 pairs or more."""
+    copy(root, "", rows=60, text=some(130).__getitem__)
     write(root / "wiki1m_for_simcse.txt", "".join(f"{text}\n" for text in some(128)))
     rows = "".join(f"{a},{b},{c}\n" for a, b, c in zip(some(128), some(129)[1:], some(130)[2:], strict=True))
     write(root / "nli_for_simcse.csv", f"sent0,sent1,hard_neg\n{rows}")

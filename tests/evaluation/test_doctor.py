@@ -28,28 +28,32 @@ COUNTS = {  # transcribed from the README of the copies, not from the code
     "STS16": {"answer-answer": 254, "headlines": 249, "plagiarism": 230, "postediting": 244,
               "question-question": 209},
 }  # fmt: skip
-SICK = "pair_ID\tA\tB\tscore\tjudgment"
-MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
-SINGLE = {  # file: rows, the row with number i, header
-    "STS/STSBenchmark/sts-train.csv": (5749, "g\tf\ty\t{i}\t2.5\ta {i}\tb", ""),
-    "STS/STSBenchmark/sts-dev.csv": (1500, "g\tf\ty\t{i}\t0\ta {i}\tb", ""),
-    "STS/STSBenchmark/sts-test.csv": (1379, "g\tf\ty\t{i}\t5\ta {i}\tb", ""),
-    "SICK/SICK_train.txt": (4500, "{i}\ta {i}\tb\t1\tNEUTRAL", SICK + "\n"),
-    "SICK/SICK_trial.txt": (500, "{i}\ta {i}\tb\t5\tNEUTRAL", SICK + "\n"),
-    "SICK/SICK_test_annotated.txt": (4927, "{i}\ta {i}\tb\t3\tNEUTRAL\r", SICK + "\r\n"),
-    "MR/rt-polarity.pos": (5331, "good {i}", ""), "MR/rt-polarity.neg": (5331, "bad {i}", ""),
-    "CR/custrev.pos": (2405, "good {i}", "\n \n"), "CR/custrev.neg": (1366, "bad {i}", "\n\n"),
-    "SUBJ/subj.subjective": (5000, "I feel {i}", ""), "SUBJ/subj.objective": (5000, "it is {i}", ""),
-    "MPQA/mpqa.pos": (3311, "good {i}", "\n"), "MPQA/mpqa.neg": (7292, "bad {i}", "\n\n"),
-    "SST/binary/sentiment-train": (67349, "fine {i}\t1", ""),
-    "SST/binary/sentiment-dev": (872, "fine {i}\t0", ""),
-    "SST/binary/sentiment-test": (1821, "caf\u00e9 {i}\t1", ""),
-    "TREC/train_5500.label": (5452, "NUM:dist How far is {i} ?", ""),
-    "TREC/TREC_10.label": (500, "ENTY:other What is {i} ?", ""),
-    "MRPC/msr_paraphrase_train.txt": (4076, '1\t{i}\t8\t"a\tb', MRPC + "\n"),
-    "MRPC/msr_paraphrase_test.txt": (1725, "0\t{i}\t8\ta\tb", MRPC + "\r\n"),
-    "rte/dev.tsv": (277, "a {i}\tb\t1\t{i}", "sentence1\tsentence2\tlabel\tidx\n"),
+KINDS = ("NUM:dist", "ENTY:other", "LOC:city", "HUM:ind", "DESC:def", "ABBR:exp")
+STSB, SICK = "g\tf\ty\t{i}\t{s}\t{a}\t{b}", "{i}\t{a}\t{b}\t{s}\tNEUTRAL"
+MRPC, SST = '{y}\t{i}\t8\t"{a}\t{b}', "{a}\t{y}"
+SICK_HEADER = "pair_ID\tA\tB\tscore\tjudgment"
+MRPC_HEADER = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+FILES = {  # file: rows, a row, header
+    "STS/STSBenchmark/sts-train.csv": (5749, STSB, ""), "STS/STSBenchmark/sts-dev.csv": (1500, STSB, ""),
+    "STS/STSBenchmark/sts-test.csv": (1379, STSB, ""),
+    "SICK/SICK_train.txt": (4500, SICK, SICK_HEADER + "\n"),
+    "SICK/SICK_trial.txt": (500, SICK, SICK_HEADER + "\n"),
+    "SICK/SICK_test_annotated.txt": (4927, SICK + "\r", SICK_HEADER + "\r\n"),
+    "MR/rt-polarity.pos": (5331, "{a}", ""), "MR/rt-polarity.neg": (5331, "{b}", ""),
+    "CR/custrev.pos": (2405, "{a}", "\n \n"), "CR/custrev.neg": (1366, "{b}", "\n\n"),
+    "SUBJ/subj.subjective": (5000, "{a}", ""), "SUBJ/subj.objective": (5000, "{b}", ""),
+    "MPQA/mpqa.pos": (3311, "{a}", "\n"), "MPQA/mpqa.neg": (7292, "{b}", "\n\n"),
+    "SST/binary/sentiment-train": (67349, SST, ""), "SST/binary/sentiment-dev": (872, SST, ""),
+    "SST/binary/sentiment-test": (1821, "caf\u00e9 " + SST, ""),
+    "TREC/train_5500.label": (5452, "{k} {a}", ""), "TREC/TREC_10.label": (500, "{k} {a}", ""),
+    "MRPC/msr_paraphrase_train.txt": (4076, MRPC, MRPC_HEADER + "\n"),
+    "MRPC/msr_paraphrase_test.txt": (1725, MRPC, MRPC_HEADER + "\r\n"),
+    "rte/dev.tsv": (277, "{a}\t{b}\t{y}\t{i}", "sentence1\tsentence2\tlabel\tidx\n"),
 }  # fmt: skip
+for name, subsets in COUNTS.items():
+    for part, n in subsets.items():  # three unscored pairs are no rows
+        FILES[f"STS/{name}-en-test/STS.input.{part}.txt"] = n, "{a}\t{b}", "a\tb\n" * 3
+        FILES[f"STS/{name}-en-test/STS.gs.{part}.txt"] = n, "{s}", "\n" * 3
 
 
 def write(path, text):
@@ -57,17 +61,22 @@ def write(path, text):
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
-def copy(root, *beginnings):
-    """A right copy under root, of the files whose path begins so."""
-    for name, subsets in COUNTS.items():
-        for part, n in subsets.items():
-            folder = f"STS/{name}-en-test"
-            if folder.startswith(beginnings):  # three unscored pairs are no rows
-                write(root / folder / f"STS.input.{part}.txt", "".join(f"a {i}\tb\n" for i in range(n + 3)))
-                write(root / folder / f"STS.gs.{part}.txt", "4.2\n" * n + "\n\n\n")
-    for file, (n, row, header) in SINGLE.items():
+def filed(root, file):
+    """Where a file of a data set is, under a data root."""
+    return root / file if file.startswith("rte/") else root / "senteval" / file
+
+
+def numbers(i):
+    """What row i has beside texts: its number, a score, a label and a kind of question."""
+    return {"i": i, "s": f"{i % 6 * 0.9:.1f}", "y": i % 2, "k": KINDS[i % 6]}
+
+
+def copy(root, *beginnings, rows=10**6, text="text {}".format):
+    """A right copy under root, of the files whose path begins so, or one of the first rows of each."""
+    for file, (n, row, header) in FILES.items():
         if file.startswith(beginnings):
-            write(root / file, header + "".join(row.format(i=i) + "\n" for i in range(n)))
+            each = ({"a": text(i), "b": text(-i - 1), **numbers(i)} for i in range(min(n, rows)))
+            write(filed(root, file), header + "".join(row.format(**fields) + "\n" for fields in each))
 
 
 def finding(root, task):
@@ -109,26 +118,22 @@ def test_one_damaged_line_makes_a_task_wrong_and_is_named(tmp_path):
         root = tmp_path / str(i)
         copy(root, file.rpartition("/")[0])
         assert finding(root, task).verdict == "differs"
-        edited(root / file, line, text)
+        edited(filed(root, file), line, text)
         found = finding(root, task)
         assert found.verdict == "wrong"
         assert re.search(why, found.why) and "\n" not in found.why, found.why
 
 
 def test_missing_files_are_listed_with_the_way_to_get_them(tmp_path):
-    copy(tmp_path / "senteval", "STS/STS13")
-    (tmp_path / "senteval" / STS13.format("gs")).unlink()
+    copy(tmp_path, "STS/STS13")
+    filed(tmp_path, STS13.format("gs")).unlink()
     found = {f.task: f for f in examined(tmp_path)}
     assert {f.verdict for f in found.values()} == {"missing"}
-    where = f"in {tmp_path}/senteval; to get it: whitenedcse data fetch senteval"
-    assert found["STS13"].why == f"no STS/STS13-en-test/STS.gs.FNWN.txt {where}"
-    assert "STS.gs.MSRvid.txt" not in found["STS12"].why and "and 7 more in" in found["STS12"].why
-    assert found["RTE"].why == f"no rte/dev.tsv in {tmp_path}; it cannot be downloaded: put it there"
+    of = f"1 of 6 files are not in {tmp_path}/senteval, such as {STS13.format('gs')}"
+    assert found["STS13"].why == f"{of}; to get it: whitenedcse data fetch senteval"
+    assert found["RTE"].why.endswith("such as rte/dev.tsv; it cannot be downloaded: put it there")
     assert found["wiki1m"].why.endswith("to get it: whitenedcse data fetch wiki1m")
-    assert found["wiki1m_like"].why.endswith(f"{tmp_path}/wiki; it cannot be downloaded: put it there")
-    copy(tmp_path / "senteval", "STS/STSBenchmark")  # now a fetch would find this folder, and do nothing
-    cure = "any senteval.tar away, then: whitenedcse data fetch senteval"
-    assert finding(tmp_path, "STS13").why.endswith(cure)
+    assert found["wiki1m_like"].why.endswith("it cannot be downloaded: put it there")
 
 
 TRIPLETS = b'sent0,sent1,hard_neg\na,b,c\na,b,\na,b,c\n"a,",b,c\n'
@@ -156,20 +161,20 @@ def test_a_corpus_is_counted_with_its_blank_rows(tmp_path, monkeypatch):
 
 def test_a_copy_with_the_known_checksums_is_ok_and_one_without_is_named(tmp_path, monkeypatch):
     copy(tmp_path, "MR/")
-    sums = {f"MR/rt-polarity.{k}": (tmp_path / f"MR/rt-polarity.{k}").read_bytes() for k in ("pos", "neg")}
-    sums = {name: hashlib.sha256(data).hexdigest() for name, data in sums.items()}
+    files = [f"MR/rt-polarity.{k}" for k in ("pos", "neg")]
+    sums = {file: hashlib.sha256(filed(tmp_path, file).read_bytes()).hexdigest() for file in files}
     write(tmp_path / "checksums.json", json.dumps(sums))
     monkeypatch.setattr(doctor, "files", lambda package: tmp_path)
     assert (finding(tmp_path, "MR").verdict, finding(tmp_path, "MR").why) == ("ok", "")
-    edited(tmp_path / "MR/rt-polarity.neg", 3, "worse 2")
+    edited(filed(tmp_path, "MR/rt-polarity.neg"), 3, "worse 2")
     assert finding(tmp_path, "MR").verdict == "differs"
     assert finding(tmp_path, "MR").why == "MR/rt-polarity.neg differs from the copy that was checked"
 
 
 def test_the_checksums_are_those_of_the_files_that_are_read(tmp_path):
-    copy(tmp_path, "")
+    copy(tmp_path, "", rows=1)
     known = json.loads((Path(doctor.__file__).parents[1] / "data/checksums.json").read_text())
-    assert set(known) == {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    assert {filed(tmp_path, file) for file in known} == {p for p in tmp_path.rglob("*") if p.is_file()}
 
 
 @real

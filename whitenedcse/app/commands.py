@@ -26,7 +26,7 @@ def data_check(arguments: Namespace) -> int:
 
     with rich.get_console().status("reading"):
         findings = doctor.examined(arguments.folder)
-    say(Grid("tasks and corpora", doctor.COLUMNS, doctor.lines(findings), right=range(2, 4)))
+    say(Grid("tasks and corpora", doctor.COLUMNS, doctor.lines(findings), right=range(1, 3)))
     for remark in doctor.remarks(findings):
         say(remark)
     return int(any(finding.verdict == "wrong" for finding in findings))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from whitenedcse.data import corpus
-from whitenedcse.data.sources import CORPORA, RTE, SENTEVAL, candidate_paths, files_of, present, roots
+from whitenedcse.data.sources import CORPORA, RTE, files_of, present, roots
 from whitenedcse.evaluation.tasks import STS, TRANSFER, benchmark_labels, benchmark_pairs
 from whitenedcse.files import sha256
 
@@ -32,10 +32,9 @@ PAIRS = {  # scored pairs of each subset, in the order of tasks.STS
     "SICK-R/dev": (500,),
     "SICK-R/train": (4500,),
 }
-COLUMNS = ("task", "files", "rows", "published", "verdict")  # rows: those here
+COLUMNS = ("task", "rows", "published", "verdict")  # rows: those here
 Counts = dict[str, int]  # rows by part of a task, "" for all of it
 ROWS = {"wiki1m": 1_000_000, "wiki1m_like": 1_000_000, "nli": 962_854, "nli_for_simcse": 275_601}
-AGAIN = "move the folder and any senteval.tar away, then: whitenedcse data fetch senteval"
 
 
 class Finding(NamedTuple):
@@ -43,7 +42,6 @@ class Finding(NamedTuple):
 
     task: str
     base: Path
-    files: str
     expected: int
     rows: int | None
     verdict: str
@@ -55,17 +53,16 @@ def examined(folder: Path | None = None) -> list[Finding]:
     if folder is not None and not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     within = roots() if folder is None else [folder.resolve()]
-    home = present("senteval", within)
-    homes = [home] if home else candidate_paths(SENTEVAL, within)  # an incomplete one is found task by task
+    home = present("senteval", within) or within[0] / "senteval"
     findings = []
     for name, task in STS.items():
         parts = task.subsets.split()
         names = [f"{task.folder}/{file.format(part)}" for part in parts for file in (task.text, task.gold)]
-        base, published = _base(homes, task.folder), dict(zip(parts, PAIRS[name], strict=True))
-        findings.append(_finding(name, base, names, published, partial(_pairs, name, base)))
+        published = dict(zip(parts, PAIRS[name], strict=True))
+        findings.append(_finding(name, home, names, published, partial(_pairs, name, home)))
     for name, labelled in TRANSFER.items():
         names = [part.file or RTE for part in labelled.parts]
-        base = _base(within if name == "RTE" else homes, names[0].partition("/")[0])
+        base = next((root for root in within if (root / RTE).is_file()), within[0]) if name == "RTE" else home
         published = {"": sum(part.rows for part in labelled.parts)}
         findings.append(_finding(name, base, names, published, partial(_texts, name, base)))
     for name, rows in ROWS.items():
@@ -76,25 +73,19 @@ def examined(folder: Path | None = None) -> list[Finding]:
     return findings
 
 
-def _base(homes: Sequence[Path], folder: str) -> Path:
-    return next((home for home in homes if (home / folder).is_dir()), homes[0])
-
-
 def _finding(
     task: str, base: Path, names: Sequence[str], published: Counts, read: Callable[[], Counts]
 ) -> Finding:
     """The state of the files `names` in `base`, which are read only if all of them exist."""
     names, expected = list(dict.fromkeys(names)), sum(published.values())
-    short = Path(names[0]).name if len(names) == 1 else f"{Path(names[0]).parent.name} ({len(names)})"
-    unread = Finding(task, base, short, expected, None, "wrong", "")
+    unread = Finding(task, base, expected, None, "wrong", "")
     if absent := [name for name in names if not (base / name).is_file()]:
-        more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
-        what = f"no {', '.join(absent[:3])}{more} in {base}; {_remedy(task, base)}"
+        what = f"{len(absent)} of {len(names)} files are not in {base}, such as {absent[0]}; {_remedy(task)}"
         return unread._replace(verdict="missing", why=what)
     try:
         rows = read()
     except (ValueError, OSError) as error:
-        return unread._replace(why=" ".join(str(error).split()))
+        return unread._replace(why=str(error))
     wrong = [
         f"{part} {rows[part]:,} rows, {n:,} published".strip()
         for part, n in published.items()
@@ -104,14 +95,12 @@ def _finding(
     other = [name for name in names if known.get(name, "") not in ("", sha256(base / name))]
     differs = [f"{name} differs from the copy that was checked" for name in other]
     verdict = "wrong" if wrong else "differs" if differs else "ok"
-    return Finding(task, base, short, expected, sum(rows.values()), verdict, "; ".join(wrong or differs))
+    return Finding(task, base, expected, sum(rows.values()), verdict, "; ".join(wrong or differs))
 
 
-def _remedy(task: str, base: Path) -> str:
+def _remedy(task: str) -> str:
     if task == "RTE" or (task in CORPORA and not CORPORA[task].hub):
         return "it cannot be downloaded: put it there"
-    if task not in CORPORA and present("senteval", [base]):  # a fetch would find it and do nothing
-        return "move the folder and any senteval.tar away, then: whitenedcse data fetch senteval"
     return f"to get it: whitenedcse data fetch {task if task in CORPORA else 'senteval'}"
 
 
@@ -130,8 +119,7 @@ def _sentences(path: Path, columns: tuple[str, ...]) -> Counts:
 def lines(findings: Iterable[Finding]) -> list[list[str]]:
     """The cells of a table with the columns COLUMNS, a row for each finding; `remarks` has the reasons."""
     return [
-        [f.task, f.files, "-" if f.rows is None else f"{f.rows:,}", f"{f.expected:,}", f.verdict]
-        for f in findings
+        [f.task, "-" if f.rows is None else f"{f.rows:,}", f"{f.expected:,}", f.verdict] for f in findings
     ]
 
 
