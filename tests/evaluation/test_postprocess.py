@@ -247,7 +247,7 @@ def test_what_makes_no_sense_is_refused():
         with pytest.raises((TypeError, ValueError)):
             call([["a text"] * D])
     with pytest.raises(ValueError):
-        fitted.partial_fit(X[:, 1:])
+        fit(X).partial_fit(X[:, 1:])
 
 
 def test_the_ladder_goes_down_in_powers_of_two_below_the_width():
