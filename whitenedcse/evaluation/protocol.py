@@ -75,11 +75,6 @@ class Protocol:
             if getattr(self, name) not in known:
                 raise ValueError(f"protocol.{name}={getattr(self, name)!r} is not one of {', '.join(known)}")
 
-    @property
-    def lines(self) -> list[Row]:
-        """The rows of the table."""
-        return [Row(**row) for row in self.rows]
-
 
 def setting(on: str) -> str:
     """ "transductive" for a transform fitted to the test's own sentences, else "inductive"; "" for none."""
@@ -106,15 +101,15 @@ def chosen(
 
     curve: a figure shows every number of components, so one row at least has a whitening that is `whole`.
     """
-    rows, skipped = [], []
-    for row in protocol.lines:
+    every, rows, skipped = [Row(**row) for row in protocol.rows], list[Row](), []
+    for row in every:
         if missing := absent(row.fit):
             skipped.append(f"left out {row.name!r}: {missing}")
         elif row not in rows:  # fit=target makes rows on NLI those on the task
             rows.append(row)
-    rows += [transformed(settings, fit, protocol.lines)] if settings else []
+    rows += [transformed(settings, fit, every)] if settings else []
     if curve and not any(whole(row.map or {}) for row in rows):
-        rows.append(transformed({"kind": "whitening"}, fit, protocol.lines))
+        rows.append(transformed({"kind": "whitening"}, fit, every))
     return rows, skipped
 
 
