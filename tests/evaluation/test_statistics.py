@@ -223,30 +223,3 @@ def test_the_variance_of_a_difference_of_groups():
         assert of_difference(one, other, paired=False) == [(pytest.approx(va * (1 + 1 / 3)), 2)]
     apart = np.var(np.subtract(a, b[:3]), ddof=1) / 3
     assert of_difference(a, b[:3], paired=True) == [(pytest.approx(apart), 2)]
-
-
-def called_different(n, m, noise, shared, paired, sds=(0.3, 0.3), items=True):
-    """In percent, how often systems of n and m seeds are called different that are equal.
-
-    noise: the standard deviation over test pairs of a system's score if shared by its seeds, else of a run's.
-    """
-    rng, hits, repeats = np.random.default_rng(0), 0, 1500
-    for _ in range(repeats):
-        own = ((sd * rng.standard_normal(k), k) for k, sd in zip((n, m), sds, strict=True))
-        a, b = (x + noise * rng.standard_normal(1 if shared else k) for x, k in own)
-        pairs = noise**2 * (2 if shared else 1 / n + 1 / m)  # what a bootstrap of the pairs estimates
-        sources = [*of_difference(a, b, paired=paired), *([Source(pairs, math.inf)] if items else [])]
-        hits += abs(a.mean() - b.mean()) > half_width(sources)
-    return 100 * hits / repeats
-
-
-@pytest.mark.slow
-def test_equal_systems_are_called_different_in_six_percent_at_most():
-    for n, shared, noise in ((2, True, 0.03), (3, False, 0.3)):
-        rate = called_different(n, n, noise, shared, paired=True)
-        assert rate <= 6 and (rate >= 3.5 or noise > 0.03)  # little noise: all of the 5 % are used
-        assert called_different(n, n, noise, shared, paired=False) <= 6
-        assert called_different(1, n, noise, shared, paired=False) <= 6
-    for seeds, noise, sds in (((2, 10), 0.03, (0.6, 0.3)), ((3, 5), 0.3, (0.3, 0.3))):
-        assert called_different(*seeds, noise, True, False, sds) <= 6
-    assert called_different(10, 10, 0.3, True, paired=True, items=False) > 40  # by seeds alone
