@@ -8,7 +8,6 @@ from whitenedcse.evaluation import readout
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.readout import (
     FEWEST,
-    Map,
     Moments,
     Spectrum,
     best_of_few,
@@ -159,10 +158,6 @@ def test_cosines_that_are_all_equal_choose_nothing():
     gold = np.arange(60.0)
     with pytest.raises(ValueError, match="nothing can be chosen"):
         choice(gold, np.ones(60), np.ones((60, 2)), [1, 1])
-
-
-def test_the_name_of_a_map_says_its_settings():
-    assert str(Map("whitening", k=8, power=0.25)) == "whitening, k = 8, power 0.25"
 
 
 def test_vectors_that_vary_by_rounding_alone_have_no_spectrum():
