@@ -42,7 +42,6 @@ def mutants(source):
     skipped = set()
     for node in ast.walk(tree):
         hints = [getattr(node, "annotation", None), getattr(node, "returns", None)]
-        hints += [node] if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) else []
         skipped |= {id(part) for hint in hints if hint is not None for part in ast.walk(hint)}
     for node in ast.walk(tree):
         if id(node) in skipped:

@@ -45,6 +45,7 @@ from tests.exported import by_onnxruntime, by_sentence_transformers
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+TRAIN = [sys.executable, str(ROOT / "train.py")]
 CORPUS = ROOT / "data" / "quickstart" / "sentences.txt"
 SEVEN = ["STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R"]
 TOLERANCE = {"protocols": 1e-6, "sts": 2e-5, "ranks": 1e-9, "exports": 1e-5}  # else 1e-11
@@ -103,11 +104,15 @@ def heads() -> Json:
     """Projection heads on a fixed batch (3, 64, 24) in float64: z and gradients, then z in eval mode."""
     import torch
 
+    from whitenedcse import ProjectionHead
+    from whitenedcse.model.whitener import WhiteningSettings
+
     found = {}
     for name, settings in whitenings():
+        whitening = None if settings is None else WhiteningSettings(**settings)
         for position in ("before", "both") if name == "shuffled_group" else ("before",):
             torch.manual_seed(7)
-            head = head_of(24, settings, position).double()
+            head = ProjectionHead(24, whitening=whitening, position=position).double()
             x = fixed(1, 3, 64, 24, mixed=True).requires_grad_()
             torch.manual_seed(11)  # of the permutations
             z = head(x)
@@ -137,15 +142,6 @@ def whitenings() -> Iterator[tuple[str, Json]]:
         yield f"official_slice, {width}, {gradient}", common | {"partition": "official_slice"}
         yield f"iterative, {width}, {gradient}", common | {"transform": "iterative"}
     yield "eps", {"kind": "group", "group_width": 3, "eps": 1e-2, "momentum": 0.5}
-
-
-def head_of(width: int, settings: Json, position: str) -> Any:
-    """The projection head with these settings of its whitening."""
-    from whitenedcse import ProjectionHead
-    from whitenedcse.model.whitener import WhiteningSettings
-
-    whitening = None if settings is None else WhiteningSettings(**settings)
-    return ProjectionHead(width, whitening=whitening, position=position)
 
 
 def losses() -> Json:
@@ -199,13 +195,13 @@ def quickstart() -> Json:
     """sha256 of the weights of best/ after 40 steps, and of the same run after a kill, resumed."""
     words = ["trainer.max_steps=40", "tasks=none", "checkpoint_every=1", "trainer.devices=1"]
     with folder() as here:
-        script(here, "train", "run=whole", *words)
-        process = subprocess.Popen([*python("train"), "run=killed", *words], cwd=here, stdout=-3, stderr=-3)
+        train(here, "run=whole", *words)
+        process = subprocess.Popen([*TRAIN, "run=killed", *words], cwd=here, stdout=-3, stderr=-3)
         while not list((here / "outputs/killed").rglob("*.ckpt")) and process.poll() is None:
             time.sleep(0.05)
         process.kill()
         assert process.wait() == -9, "the run ended before it could be killed"
-        said = script(here, "train", "run=killed", *words)
+        said = train(here, "run=killed", *words)
         assert re.search(r"resum|step \d+", said), said
         found = {name: weights(here / "outputs" / name / "best") for name in ("whole", "killed")}
         losses = {name: column(here / "outputs" / name / "metrics.csv", "train/loss") for name in found}
@@ -220,20 +216,20 @@ def ranks() -> Json:
 
     words = f"data=file data.corpus={CORPUS} encoder=pretrained encoder.path=tiny monitor=held_out tasks=none"
     words += " trainer.max_steps=6 trainer.log_every_n_steps=1 trainer.precision=64-true data.batch_size=32"
-    found: dict[str, Any] = {}
     with folder() as here:
         tiny(here / "tiny", dropout=0.0)
         for count in (1, 2):
-            script(here, "train", f"run=r{count}", f"trainer.devices={count}", *words.split())
+            train(here, f"run=r{count}", f"trainer.devices={count}", *words.split())
         losses = [column(here / f"outputs/r{count}/metrics.csv", "train/loss") for count in (1, 2)]
         states = [load_file(here / f"outputs/r{count}/best/model.safetensors") for count in (1, 2)]
-    found["loss"] = losses[1]
     most = max(abs(a - b) / abs(a) for a, b in zip(*losses, strict=True))
-    found["losses differ by less than 1e-12"] = most < 1e-12
     difference = max(torch.dist(states[0][name], states[1][name], p=torch.inf).item() for name in states[0])
-    found["weights differ by less than 1e-7"] = difference < 1e-7  # they are stored in float32
     sys.stderr.write(f"2 ranks against 1: losses differ by {most:.1e}, weights by {difference:.1e}\n")
-    return found
+    return {
+        "loss": losses[1],
+        "losses differ by less than 1e-12": most < 1e-12,
+        "weights differ by less than 1e-7": difference < 1e-7,  # they are stored in float32
+    }
 
 
 def by_transformers(out: Path, texts: list[str]) -> Any:
@@ -367,16 +363,11 @@ def column(file: Path, name: str) -> list[float]:
         return [float(row[name]) for row in csv.DictReader(stream) if row.get(name)]
 
 
-def python(name: str) -> list[str]:
-    """The command of train.py or evaluate.py."""
-    return [sys.executable, str(ROOT / f"{name}.py")]
-
-
-def script(here: Path, name: str, *words: str) -> str:
+def train(here: Path, *words: str) -> str:
     """What train.py prints in a folder. Raises RuntimeError where it fails."""
-    done = subprocess.run([*python(name), *words], cwd=here, capture_output=True, text=True)
+    done = subprocess.run([*TRAIN, *words], cwd=here, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{name}.py {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}")
+        raise RuntimeError(f"train.py {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout + done.stderr
 
 
