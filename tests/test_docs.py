@@ -280,18 +280,8 @@ def moved():
 @pytest.mark.slow
 def test_what_others_call_differently_is_a_setting_here():
     assert len(moved()) > 45 and {script for script, _ in moved()} == {"train", "evaluate"}
-    for script in ("train", "evaluate"):
-        rounds = []  # of settings that are composed together: no two of one group
-        for words in (shlex.split(text) for other, text in moved() if other == script):
-            groups = {re.split("[.=]", word.lstrip("+"))[0] for word in words}
-            fits = (made for made in rounds if not groups & made[0])
-            if found := next(fits, None):
-                found[0].update(groups)
-                found[1].extend(words)
-            else:
-                rounds.append((groups, words))
-        for _, words in rounds:
-            check_keys("", composed(*words, name=script), top(script))
+    for script, text in moved():
+        check_keys("", composed(*shlex.split(text), name=script), top(script))
 
 
 def test_the_picture_of_the_method_is_what_its_script_draws(tmp_path):

@@ -104,8 +104,8 @@ def maps(d: int, n: int) -> list[Map]:
 
 def layer_sets(r: int) -> list[tuple[int, ...]]:
     """The sets of one to three of r layers, smaller ones first; only of up to two where these exceed SETS."""
-    sizes = [size for size in (1, 2, 3) if sum(comb(r, i) for i in range(1, size + 1)) <= SETS or size < 3]
-    return [layers for size in sizes for layers in combinations(range(r), size)]
+    largest = 3 if r + comb(r, 2) + comb(r, 3) <= SETS else 2
+    return [layers for size in range(1, largest + 1) for layers in combinations(range(r), size)]
 
 
 class Moments:
