@@ -162,7 +162,7 @@ def test_the_encode_command_takes_a_prompt_and_resumes_with_no_other(embedder, c
     assert_allclose(np.load(tmp_path / "vectors/shard-00000.npy"), wanted, atol=1e-6)
     assert cli.main([*argv, "--prompt", "a "]) == cli.main(argv) == 2
     first, second = capsys.readouterr().err.splitlines()
-    assert all("holds another job, of another encoder" in line for line in (first, second))
+    assert all("holds another job, of another embedder" in line for line in (first, second))
 
 
 def test_a_source_is_encoded_with_the_prompt_that_is_asked_for(embedder, tmp_path, monkeypatch):

@@ -97,14 +97,14 @@ def test_another_job_or_something_else_is_refused(job, corpus, embedder, tmp_pat
         "bf16": own | {"bf16": True},
         "shard": own | {"shard": 8},
         "dtype": own | {"dtype": "float16"},
-        "encoder, pooling, transform": own | {"opened": lambda: other},
+        "embedder": own | {"opened": lambda: other},
     }
     for line, settings in lines.items():
         with pytest.raises(ValueError, match=f"holds another job, of another {line}"):
             encoded(Job(**settings))
     with open(corpus.path, "a") as file:
         file.write("one more\n")
-    with pytest.raises(ValueError, match="holds another job, of another input"):
+    with pytest.raises(ValueError, match="holds another job, of another fingerprint"):
         encoded(job)
     with pytest.raises(ValueError, match="holds something other than vectors, 'best'"):
         encoded(Job(**own | {"out": str(tmp_path)}))

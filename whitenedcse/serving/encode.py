@@ -39,12 +39,7 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.whitening import check_finite
 
 MANIFEST = "manifest.json"
-SAME = {  # what makes a job, and how it is called where it is not as it was
-    "fingerprint": "input",
-    "embedder": "encoder, pooling, transform or prompt",
-    "device": "kind of device",
-    **{name: name for name in ("bf16", "columns", "to", "dtype", "shard")},
-}
+SAME = ("fingerprint", "embedder", "device", "bf16", "columns", "to", "dtype", "shard")  # make a job
 
 
 @dataclass(frozen=True)
@@ -196,7 +191,7 @@ def agreed(job: Job, embedder: Embedder) -> Manifest:
     if then is None:
         put(job.out, MANIFEST, as_json(asdict(now)))
         return now
-    if other := [said for name, said in SAME.items() if getattr(then, name) != getattr(now, name)]:
+    if other := [name for name in SAME if getattr(then, name) != getattr(now, name)]:
         why = f"{job.out} holds another job, of another {', '.join(other)}"
         raise ValueError(f"{why}; repeat its command, or name a new directory")
     return then
