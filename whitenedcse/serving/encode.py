@@ -33,7 +33,7 @@ from whitenedcse.data.corpus import Corpus, blocks, fingerprint, rows
 from whitenedcse.data.files import filesystem, hidden
 from whitenedcse.data.remote import fetched, held, is_url
 from whitenedcse.distributed import placed
-from whitenedcse.files import as_json, check_place, checksum, parsing, vectors, writing
+from whitenedcse.files import as_json, checksum, parsing, vectors, writing
 from whitenedcse.model.checkpoint import digest_of, settings
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.whitening import check_finite
@@ -290,7 +290,6 @@ def put(out: str, name: str, content: bytes) -> None:
         with filesystem(out) as (system, inside):
             system.pipe_file(f"{inside.rstrip('/')}/{name}", content)
         return
-    check_place(Path(out))
     Path(out).mkdir(exist_ok=True)
     with writing(Path(out) / name) as stream:
         stream.write(content)
