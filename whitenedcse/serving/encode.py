@@ -136,11 +136,7 @@ def by_ray(job: Job, count: int | None) -> None:
     count = count or int(gpus) or len(ray.nodes())
     each = {"num_cpus": min(1, cores / count), "num_gpus": min(1, gpus / count)}  # so that all start
     task = ray.remote(max_retries=-1, scheduling_strategy="SPREAD", **each)(share)
-    try:
-        ray.get([task.remote(job, rank, count) for rank in range(count)])
-    except ray.exceptions.RayError as error:
-        why = str(error).strip().splitlines()[-1]
-        raise OSError(f"a task failed: {why}; the same command resumes") from error
+    ray.get([task.remote(job, rank, count) for rank in range(count)])
 
 
 def share(job: Job, rank: int, world: int, local: int = 0) -> None:
