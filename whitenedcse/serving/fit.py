@@ -51,19 +51,12 @@ def fitted(fit: Postprocess, embedder: Embedder, corpus: Corpus, *, bf16: bool =
         )
     if not fit.variances.any():
         raise ValueError(f"{corpus.path}: all {n:,} texts have the same vector; {fit.kind} needs others")
-    say_few(fit, n)
+    kept = fit.k or len(fit.mean)
+    if fit.kind in POWERED and not fit.shrinkage and n < ENOUGH * kept:
+        few = f"{n:,} texts are few for {kept} components of this {fit.kind}"
+        say(f"note: {few}, {ENOUGH} for each do; {CURE}")
     about = {"corpus": corpus.path, "texts": n, "sample": corpus.sample, "bf16": bf16, "probe": probe(plain)}
     return about | {"pooling": str(plain.pooling)} | ({"prompt": plain.prompt} if plain.prompt else {})
-
-
-def say_few(fit: Postprocess, n: int) -> None:
-    """Print one line where n texts are few for the components that are kept, or too few for all to vary."""
-    d, few = len(fit.mean), f"note: {n:,} texts are few for"
-    kept = fit.k or d
-    if fit.k is None and fit.most < d:
-        say(f"{few} width {d}: {fit.most} components of this {fit.kind} can vary; {CURE}")
-    elif fit.kind in POWERED and not fit.shrinkage and n < ENOUGH * kept:
-        say(f"{few} {kept} components of this {fit.kind}, {ENOUGH} for each do; {CURE}")
 
 
 def whitened(
