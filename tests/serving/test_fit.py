@@ -185,8 +185,8 @@ def test_bad_input_is_one_line(source, embedder, corpus, tmp_path, capsys):
     (tmp_path / "one.txt").write_text("one line\n\n")
     (tmp_path / "same.txt").write_text("the cat\n" * 9)
     for name, message in {
-        "one.txt": "1 texts that are not blank",
-        "same.txt": "same.txt: all 9 texts have the same vector; whitening",
+        "one.txt": "whitening is fitted to two rows or more, not to 1",
+        "same.txt": "same.txt: all texts have the same vector; whitening",
         "absent.txt": "no such file",
     }.items():
         assert cli.main(["whiten", "fit", source, str(tmp_path / name), str(tmp_path / "fit")]) == 2

@@ -44,14 +44,10 @@ def fitted(fit: Postprocess, embedder: Embedder, corpus: Corpus, *, bf16: bool =
             x = plain.encode(texts, bf16=bf16, progress=more)
             check_finite(x, lambda row: f"the vector of {texts[row]!r:.80}")  # noqa: B023
             fit.partial_fit(x)
-    n = fit.moments.n if fit.moments else 0
-    if n < 2:
-        raise ValueError(
-            f"{corpus.path}: {n} texts that are not blank; a {fit.kind} is fitted to two or more"
-        )
     if not fit.variances.any():
-        raise ValueError(f"{corpus.path}: all {n:,} texts have the same vector; {fit.kind} needs others")
-    kept = fit.k or len(fit.mean)
+        raise ValueError(f"{corpus.path}: all texts have the same vector; {fit.kind} needs others")
+    assert fit.moments
+    n, kept = fit.moments.n, fit.k or len(fit.mean)
     if fit.kind in POWERED and not fit.shrinkage and n < ENOUGH * kept:
         few = f"{n:,} texts are few for {kept} components of this {fit.kind}"
         say(f"note: {few}, {ENOUGH} for each do; {CURE}")
