@@ -89,7 +89,7 @@ def test_a_whitening_is_fitted_to_prompted_texts_and_keeps_the_prompt(embedder, 
     wanted = Postprocess("whitening").fit(embedder.encode(before("the ", SENTENCES * 8)))
     assert_allclose(fit.mean, wanted.mean, atol=1e-6)
     assert fit.provenance["prompt"] == "the "
-    with pytest.raises(ValueError, match="fitted to texts after the prompt 'the ', and here it is ''"):
+    with pytest.raises(ValueError, match="and prompt 'the ', here .* and ''"):
         whitened(embedder, fit, 3)
     ended = whitened(prompted, fit, 3)
     assert ended.prompt == "the " and ended.width == 3

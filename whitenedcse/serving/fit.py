@@ -11,7 +11,6 @@ and the division follows it: so the last step is one affine transform and unit l
 from __future__ import annotations
 
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -119,20 +118,16 @@ def check_fit(fit: Postprocess, embedder: Embedder, *, unit: bool) -> None:
         raise ValueError(
             f"a transform fitted to width {len(fit.mean)} does not fit an embedder of width {embedder.width}"
         )
-    before = fit.provenance.get("prompt", "") if "probe" in fit.provenance else embedder.prompt
-    if before != embedder.prompt:
-        raise ValueError(
-            f"this transform was fitted to texts after the prompt {before!r}, and here it is "
-            f"{embedder.prompt!r}; fit it again with --prompt {quote(embedder.prompt)}, or have it here, too:"
-            f" --prompt {quote(before)}"
-        )
-    then, now = (np.asarray(x) for x in (fit.provenance.get("probe"), probe(embedder)))
-    if then.shape == now.shape and then @ now < ALIKE * np.linalg.norm(then) * np.linalg.norm(now):
-        pooled, here = fit.provenance.get("pooling"), str(embedder.pooling)
-        raise ValueError(
-            "this transform was fitted to another embedder: its vector of a test sentence differs "
-            f"(fitted to pooling {pooled}, here {here}); load the one that it was fitted to, or fit it again"
-        )
+    known = fit.provenance
+    if "probe" in known:
+        then, now = np.array(known["probe"]), np.array(probe(embedder))
+        prompt = known.get("prompt", "")
+        if prompt != embedder.prompt or then @ now < ALIKE * np.linalg.norm(then) * np.linalg.norm(now):
+            raise ValueError(
+                "this transform was fitted to another embedder: its vector of a test sentence differs "
+                f"(fitted to pooling {known['pooling']} and prompt {prompt!r}, here {embedder.pooling} and "
+                f"{embedder.prompt!r}); load the one that it was fitted to, or fit it again"
+            )
     squared = fit.variances.sum() + fit.mean @ fit.mean  # the mean squared length of the rows fitted to
     if unit and fit.kind != "prefix" and abs(squared - 1) < 1e-5:
         raise ValueError(
