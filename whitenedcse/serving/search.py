@@ -353,8 +353,7 @@ def made(factory: str, width: int) -> Any:
     try:
         inner = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
-        why = str(error).rpartition("Error: ")[2]
-        raise ValueError(f"factory={factory!r} for vectors of width {width}: FAISS says {why}") from error
+        raise ValueError(f"factory={factory!r} for vectors of width {width}: {error}") from error
     thorough(inner)
     whole = faiss.IndexPreTransform(inner)
     whole.prepend_transform(faiss.NormalizationTransform(width, 2.0))
@@ -382,8 +381,7 @@ def train(empty: Any, x: NDArray[Any]) -> None:
     try:
         empty.train(np.ascontiguousarray(x, dtype=np.float32))
     except RuntimeError as error:
-        why = str(error).rpartition("failed: ")[2]
-        raise ValueError(f"FAISS cannot learn this index from {len(x):,} vectors: {why}") from error
+        raise ValueError(f"FAISS cannot learn this index from {len(x):,} vectors: {error}") from error
 
 
 def sample(folder: str) -> NDArray[np.float32]:
