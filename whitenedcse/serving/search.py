@@ -322,11 +322,7 @@ def listed(directory: Path) -> list[str]:
         raise FileNotFoundError(f"{directory} is not an index: whitenedcse search build makes one")
     if read_json(directory / INDEX).get("format") != FORMAT:
         raise ValueError(f"{directory} is an index of another version; build it again")
-    return sorted(
-        name.removesuffix(".faiss")
-        for name in read_json(directory / DIGESTS)
-        if name.startswith("part-") and name.endswith(".faiss")
-    )
+    return sorted(Path(name).stem for name in read_json(directory / DIGESTS) if name.endswith(".parquet"))
 
 
 def write_part(directory: Path, number: int, part: Part) -> tuple[str, str]:
