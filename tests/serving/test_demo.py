@@ -78,6 +78,6 @@ def test_the_command_answers_its_own_page_and_no_other_site(demo, source, tmp_pa
                 statuses.append("read" if origin in evil and shared in ("*", origin) else answer.status)
         blocks.close()
 
-    monkeypatch.setattr(demo.Blocks, "block_thread", visited)
+    monkeypatch.setattr(demo.gr.Blocks, "block_thread", visited)
     assert cli.main(["demo", source, str(tmp_path / "x.txt")]) == 0
     assert statuses == [200] * 8

@@ -12,7 +12,6 @@ from typing import Any
 
 import gradio as gr
 import numpy as np
-from gradio import Blocks  # an ImportError where only the folder of a removed gradio is left
 from numpy.typing import NDArray
 
 from whitenedcse.console import say
@@ -52,7 +51,7 @@ class Trial:
         return y / np.linalg.norm(y, axis=1, keepdims=True).clip(1e-12)
 
 
-def page(trial: Trial, title: str) -> Blocks:
+def page(trial: Trial, title: str) -> gr.Blocks:
     """The page as a gradio.Blocks."""
     most, d = trial.fit.most, trial.x.shape[1]
     begin = d if most == d else max(1, most // 4)
@@ -67,7 +66,7 @@ def page(trial: Trial, title: str) -> Blocks:
         plain, white = (trial.cosine(one, other, kept) for kept in (None, int(k)))
         return f"{plain:.4f} as it is, {white:.4f} whitened to {int(k)} components"
 
-    with Blocks(title=title, analytics_enabled=False) as blocks:
+    with gr.Blocks(title=title, analytics_enabled=False) as blocks:
         few = f". At most {most} components of so few sentences vary" if most < d else ""
         gr.Markdown(f"# {title}\n{len(trial.sentences):,} sentences, width {d}{few}")
         k = gr.Slider(1, most, begin, step=1, label="k: components that the whitening keeps")
@@ -91,14 +90,11 @@ def neighbours(label: str) -> gr.Dataframe:
     return gr.Dataframe(label=label, datatype="str", interactive=False, **shape)
 
 
-def opened(blocks: Blocks) -> str:
-    """The address of the page, served to this machine alone; strict_cors refuses other sites' pages."""
+def serve(blocks: gr.Blocks) -> None:
+    """Show the page to this machine alone until Ctrl-C; strict_cors refuses other sites' pages."""
     fonts: Any = {"font": ["system-ui", "sans-serif"], "font_mono": ["monospace"]}  # none from the network
     own: Any = {"server_name": "127.0.0.1", "strict_cors": True}
-    return str(blocks.launch(**own, quiet=True, prevent_thread_lock=True, theme=gr.themes.Base(**fonts))[1])
-
-
-def serve(blocks: Blocks) -> None:
-    """Show the page until Ctrl-C."""
-    say(f"page: {opened(blocks)} (Ctrl-C ends it)")
+    theme = gr.themes.Base(**fonts)
+    _, address, _ = blocks.launch(**own, quiet=True, prevent_thread_lock=True, theme=theme)
+    say(f"page: {address} (Ctrl-C ends it)")
     blocks.block_thread()
