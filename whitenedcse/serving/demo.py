@@ -53,8 +53,7 @@ class Trial:
 
 def page(trial: Trial, title: str) -> gr.Blocks:
     """The page as a gradio.Blocks."""
-    most, d = trial.fit.most, trial.x.shape[1]
-    begin = d if most == d else max(1, most // 4)
+    most = trial.fit.most
 
     def search(text: str, k: float) -> list[list[list[str]]]:
         every = [trial.nearest(text, kept, TOP) if not blank(text) else [] for kept in (None, int(k))]
@@ -67,9 +66,8 @@ def page(trial: Trial, title: str) -> gr.Blocks:
         return f"{plain:.4f} as it is, {white:.4f} whitened to {int(k)} components"
 
     with gr.Blocks(title=title, analytics_enabled=False) as blocks:
-        few = f". At most {most} components of so few sentences vary" if most < d else ""
-        gr.Markdown(f"# {title}\n{len(trial.sentences):,} sentences, width {d}{few}")
-        k = gr.Slider(1, most, begin, step=1, label="k: components that the whitening keeps")
+        gr.Markdown(f"# {title}\n{len(trial.sentences):,} sentences, width {trial.x.shape[1]}")
+        k = gr.Slider(1, most, most, step=1, label="k: components that the whitening keeps")
         with gr.Tab("Search"):
             query = gr.Textbox(label="Query", placeholder="a sentence, then Enter")
             with gr.Row():
