@@ -66,15 +66,6 @@ def test_the_embedder_with_the_chosen_readout_has_the_cosines_that_chose_it(plai
     assert found.choice.scores[found.choice.best] > found.choice.own + 5
 
 
-def test_an_encoder_too_large_for_this_machine_is_refused_with_the_memory_that_it_takes(plain, monkeypatch):
-    monkeypatch.setattr(plain.encoder, "width", 1 << 20)
-    needed = 3 * 4 * ((plain.encoder.depth + 1) << 20) ** 2 / 2**30
-    with pytest.raises(
-        ValueError, match=f"layers of width 1048576 take {needed:,.0f} GB of memory, and this"
-    ):
-        readout(plain, TEXTS)
-
-
 def test_each_map_is_folded_as_its_transform_with_as_many_components():
     draw = np.random.default_rng(2)
     x = draw.normal(size=(300, 8)) @ draw.normal(size=(8, 8))

@@ -113,7 +113,6 @@ def readout(
     embedder, scored = Embedder.of(model), None if pairs is None else part(joined(pairs))
     if scored is not None:
         check_pairs(scored.gold, groups(scored.left, scored.right))
-    check_memory(embedder)
     kinds = (embedder.encoder.one_token, "mean")
     every = worded(sources.given(corpus, columns, sample), embedder.encoder.tokenizer)
     moments = moments_of(embedder, every, kinds)
@@ -129,18 +128,6 @@ def readout(
     place = {"corpus": os.fspath(corpus)} if isinstance(corpus, str | os.PathLike) else {}
     about = {"texts": moments["mean"].n, **place}
     return Found(facts, tried, judged, folded(embedder, best, spectrum, about) if judged.shown else embedder)
-
-
-def check_memory(embedder: Embedder) -> None:
-    """Raise ValueError for an encoder whose moments, of each pair of channels of all layers, do not fit."""
-    r, d = embedder.encoder.depth + 1, embedder.encoder.width
-    needed = 3 * 4 * (r * d) ** 2  # of two poolings, and of a block that is added
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
-        raise ValueError(
-            f"{r} layers of width {d} take {needed / 2**30:,.0f} GB of memory, and this machine has"
-            f" {there / 2**30:,.0f}; evaluate.py layers=[...] scores some of them"
-        )
 
 
 def joined(pairs: str | os.PathLike[str] | Subset) -> Subset:
