@@ -168,10 +168,8 @@ def test_a_spoiled_export_is_refused_and_what_was_there_stays(embedder, tmp_path
     assert "difference" not in export(embedder, out, to, verify=False)
     with monkeypatch.context() as patch:
         patch.setattr("whitenedcse.serving.export.find_spec", lambda name: None)
-        with pytest.raises(
-            ValueError, match=r"needs onnx and onnxscript: pip install 'whitenedcse\[onnx\]'$"
-        ):
-            export(embedder, tmp_path / "none", "onnx", verify=False)
+        with pytest.raises(ValueError, match=r"needs onnx .*: pip install 'whitenedcse\[onnx\]'"):
+            export(embedder, tmp_path / "none", "onnx")
 
 
 def test_the_difference_is_relative_to_long_vectors_and_infinite_where_there_is_none():

@@ -37,6 +37,7 @@ from whitenedcse.whitening import check_finite
 Vectors = NDArray[np.float32]
 BATCH = 16  # texts that are padded together
 LIMIT = 1e-5  # of a component, relative to the length of a vector longer than 1
+PACKAGES = {"onnx": "onnx onnxscript onnxruntime", "sentence-transformers": "sentence_transformers"}
 PLAIN = (
     "a plain Transformers directory holds the encoder alone, not the head or whitening that follow it; use "
     "--to sentence-transformers or --to onnx"
@@ -85,13 +86,9 @@ def check_target(out: Path, to: str, verify: bool) -> None:
     earlier = (out / EXPORT).is_file() and not (out / "config.yaml").exists()  # which a run begins with
     if out.exists() and not earlier and any(out.iterdir()):
         raise ValueError(f"{out} holds something other than an export; choose another name")
-    writers = {"onnx": ["onnx", "onnxscript"]}.get(to, [])
-    readers = {"onnx": ["onnxruntime"], "sentence-transformers": ["sentence_transformers"]}.get(to, [])
-    missing = [name for name in (writers + readers if verify else writers) if find_spec(name) is None]
-    if missing:
-        without = "" if set(writers) & set(missing) else ", or do without: --no-verify"
-        names = " and ".join(missing).replace("_", "-")
-        raise ValueError(f"{lacking(f'--to {to}', names, to)}{without}")
+    needed = PACKAGES.get(to, "").split() if verify else []
+    if missing := [name for name in needed if find_spec(name) is None]:
+        raise lacking(f"--to {to}", " and ".join(missing), to, "or --no-verify")
 
 
 def written(embedder: Embedder, out: Path, to: str, verify: bool, source: str) -> dict[str, Any]:
