@@ -13,8 +13,6 @@ parser = ArgumentParser(description=__doc__)
 parser.add_argument("encoder", help="a directory of Transformers, or a hub id such as bert-base-uncased")
 parser.add_argument("corpus", help="a file with a sentence a line")
 arguments = parser.parse_args()
-if not Path(arguments.corpus).is_file():
-    parser.error(f"{arguments.corpus} is no file")
 tokenizer = AutoTokenizer.from_pretrained(arguments.encoder)
 model = AutoModel.from_pretrained(arguments.encoder).float()  # weights in float16 train to NaN
 head, loss = ProjectionHead(model.config.hidden_size), ContrastiveLoss()  # SGW, linear layer, tanh

@@ -1,7 +1,6 @@
 """Train a SentenceTransformer by its own trainer with our loss: python FILE MODEL CORPUS"""
 
 from argparse import ArgumentParser
-from pathlib import Path
 
 from datasets import Dataset
 from sentence_transformers import (
@@ -17,8 +16,6 @@ parser = ArgumentParser(description=__doc__)
 parser.add_argument("model", help="a directory of Sentence-Transformers or Transformers, or a hub id")
 parser.add_argument("corpus", help="a file with a sentence a line")
 arguments = parser.parse_args()
-if not Path(arguments.corpus).is_file():
-    parser.error(f"{arguments.corpus} is no file")
 set_seed(42)  # the loss draws the weights of its head before the trainer sets its own seed
 model = SentenceTransformer(arguments.model).float()  # weights in float16 train to NaN
 loss = WhitenedContrastiveLoss(model, views=3)

@@ -13,8 +13,6 @@ parser.add_argument("encoder", help="a directory of Transformers, or a hub id su
 parser.add_argument("corpus", help="a file with a text a line")
 parser.add_argument("query", help="a text whose nearest ones are printed")
 arguments = parser.parse_args()
-if not Path(arguments.corpus).is_file():
-    parser.error(f"{arguments.corpus} is no file")
 texts = [line for line in Path(arguments.corpus).read_text().splitlines() if line.strip()]
 embedder = Embedder.load(arguments.encoder, Pooling("mean"))
 fit = Postprocess("whitening").fit(embedder.encode(texts, progress=True))

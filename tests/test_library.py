@@ -35,15 +35,13 @@ WRITTEN = {  # by each example, an embedder or what it is for
 
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.slow(but=1)
-def test_an_example_runs_in_an_empty_folder_and_refuses_other_arguments_in_words(name, home):
+def test_an_example_runs_in_an_empty_folder(name, home):
     query = ["a red fish"] * (name == "whiten_and_search")
     done = started(f"examples/{name}.py", "bert", "my.txt", *query, cwd=home)
     assert done.returncode == 0, done.stderr
     assert (home / WRITTEN[name]).exists() and "nan" not in done.stdout + done.stderr, done.stdout
     if (home / WRITTEN[name]).is_dir():
         assert Embedder.load(home / WRITTEN[name]).encode(SENTENCES).shape == (8, 16)
-    done = started(f"examples/{name}.py", "bert", cwd=home)
-    assert done.returncode == 2 and done.stderr.startswith(f"usage: {name}.py "), done.stderr
 
 
 @pytest.mark.slow
