@@ -7,7 +7,6 @@ troubleshooting.md each error is that of its command.
 
 import os
 import re
-import runpy
 import shlex
 import shutil
 import signal
@@ -282,10 +281,3 @@ def test_what_others_call_differently_is_a_setting_here():
     assert len(moved()) > 45 and {script for script, _ in moved()} == {"train", "evaluate"}
     for script, text in moved():
         check_keys("", composed(*shlex.split(text), name=script), top(script))
-
-
-def test_the_picture_of_the_method_is_what_its_script_draws(tmp_path):
-    picture = runpy.run_path(str(ROOT / "docs/picture.py"))
-    picture["write"](tmp_path)
-    for name in ("method.svg", "method-dark.svg"):
-        assert (tmp_path / name).read_text() == (ROOT / "docs" / name).read_text(), "python docs/picture.py"
