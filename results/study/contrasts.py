@@ -5,8 +5,6 @@ Everything is computed from runs.tar.xz, untouched.json and ../speed/systems.jso
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import tarfile
 from collections.abc import Sequence
@@ -47,18 +45,11 @@ class Arm(NamedTuple):
 
 @cache
 def runs() -> dict[tuple[str, int], dict[str, Any]]:
-    """scores.json of each run by system and seed, with its logged losses by step as "loss"."""
+    """scores.json of each run by system and seed."""
     with tarfile.open(HERE / "runs.tar.xz") as tar:
-        files = {member.name: tar.extractfile(member) for member in tar if member.isfile()}
-        texts = {name: file.read().decode() for name, file in files.items() if file}
-    found = {}
-    for name in texts:
-        if name.endswith("/scores.json"):
-            scores = json.loads(texts[name])
-            series = csv.DictReader(io.StringIO(texts[name.replace("scores.json", "metrics.csv")]))
-            scores["loss"] = {int(r["step"]): float(r["train/loss"]) for r in series if r["train/loss"]}
-            found[scores["system"], scores["seed"]] = scores
-    return found
+        files = [tar.extractfile(member) for member in tar if member.name.endswith("/scores.json")]
+        found = [json.load(file) for file in files if file]
+    return {(scores["system"], scores["seed"]): scores for scores in found}
 
 
 @cache
