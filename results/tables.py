@@ -11,15 +11,14 @@ import csv
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean
 
 from results.claim import table as claim
 from results.lab import answers as lab
 from results.markdown import table
+from results.paired import compared
 from results.pretrain.scores import untouched as untouched_encoder
 from results.readout import table as readout
 from results.study import contrasts as study
-from whitenedcse.evaluation.statistics import Comparison, of_mean, tested
 from whitenedcse.report.compare import spread
 
 ROOT = Path(__file__).parents[1]
@@ -32,11 +31,6 @@ def rows(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def change(sample: Sequence[float]) -> Comparison:
-    """The mean of paired differences with its 95 % t interval and p."""
-    return tested(fmean(sample), [of_mean(sample)])
-
-
 def mean_sd(sample: Sequence[float]) -> str:
     """Mean and standard deviation, as text."""
     return spread(dict(enumerate(sample)))
@@ -47,7 +41,7 @@ def wiki_mini() -> str:
     seeds = rows("wiki_mini/seeds.csv")
     before = {task: study.score(study.untouched(), study.AS_IS, [task]) for task in study.TASKS}
     trained = {task: [float(row[task]) for row in seeds] for task in study.TASKS}
-    gains = [change([x - before[task] for x in trained[task]]) for task in study.TASKS]
+    gains = [compared([x - before[task] for x in trained[task]]) for task in study.TASKS]
     lines = [
         ["untouched, cls", *(f"{x:.2f}" for x in before.values())],
         ["trained", *map(mean_sd, trained.values())],
@@ -141,7 +135,7 @@ def prefixes() -> str:
     lines = []
     for name, pair in names.items():
         every = [zip(*(by_seed(way, k) for way in pair), strict=True) for k in SIZES]
-        lines.append([name, *(study.said(change([a - b for a, b in each])) for each in every)])
+        lines.append([name, *(study.said(compared([a - b for a, b in each])) for each in every)])
     return table(["", *(f"k = {k}" for k in SIZES)], lines)
 
 

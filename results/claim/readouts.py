@@ -12,7 +12,6 @@ d: width    n: sentences    shrinkage: the share of the mean variance that is mi
 from __future__ import annotations
 
 import bz2
-import csv
 import json
 import os
 import sys
@@ -144,13 +143,6 @@ def scored(folder: Path) -> list[dict[str, Any]]:
     )
 
 
-def curve(run: Path) -> list[tuple[int, float]]:
-    """The steps at which a run was evaluated, with its STS-B dev score."""
-    with (run / "metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["dev/spearman"]]
-    return [(int(row["step"]), float(row["dev/spearman"])) for row in rows]
-
-
 def halve(folder: Path) -> None:
     """Keep the weights in a folder as float16."""
     model = AutoModel.from_pretrained(folder)
@@ -160,11 +152,8 @@ def halve(folder: Path) -> None:
 def main(source: Path, out: Path | None) -> None:
     """Write what was found of a run, or of an encoder as it is."""
     best = source if out else source / "best"
-    content: dict[str, Any] = {"readouts": scored(best)}
+    content = {"readouts": scored(best)}
     if out is None:
-        content["curve"] = curve(source)
-        content["dev"] = max(value for step, value in content["curve"] if step)
-        content["versions"] = json.loads((source / "versions.json").read_text())
         halve(best)
     target = out or source / "claim.json"
     target.with_suffix(".draft").write_text(json.dumps(content))

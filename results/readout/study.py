@@ -94,16 +94,11 @@ class Study:
         judged = choice(gold, mine, self.dev, self.sizes)
         best = judged.best if judged.shown else own
         oracle = int(np.nanargmax(average))
-        known = np.isfinite(average) & np.isfinite(judged.scores)  # the first token's embedding is constant
-        rank = spearman_columns(average[known], judged.scores[known][:, None])[0]
         found: dict[str, Any] = {
             "own": average[own],
             "dev": {"readout": str(self.tried[best]), "average": average[best], "shown": judged.shown,
-                    "tests": dict(zip(TESTS, self.tests[:, best], strict=True)),
-                    "said": [judged.gain, judged.low, judged.high],
                     **self.gain(self.tried[best], self.tried[own])},
             "oracle": {"readout": str(self.tried[oracle]), "average": average[oracle]},
-            "rank correlation of dev and tests": rank,
             "literature": {str(one.map): self.average(one) for one in self.of_literature},
         }  # fmt: skip
         found["pairs"] = {
