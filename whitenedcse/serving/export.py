@@ -214,7 +214,6 @@ def sentence_transformers_vectors(_: Embedder, directory: Path, texts: Sequence[
 
 
 FILE = "model.onnx"
-LARGEST = 1.9e9  # bytes of weights that one file holds; others lie beside it, in model.onnx.data
 INPUTS, OUTPUT = ("input_ids", "attention_mask"), "sentence_embedding"
 EXAMPLE = ["one", "and two more", "three of different lengths"]
 
@@ -247,7 +246,6 @@ def write_onnx(embedder: Embedder, directory: Path) -> None:
     graph = Graph(embedder).eval()
     example = next(padded(embedder, directory, EXAMPLE))
     sizes: Any = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens")}
-    large = sum(p.numel() * p.element_size() for p in graph.parameters()) > LARGEST
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of packages that it does not need
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -259,7 +257,7 @@ def write_onnx(embedder: Embedder, directory: Path) -> None:
             output_names=[OUTPUT],
             dynamic_shapes=dict.fromkeys(INPUTS, sizes),
             dynamo=True,
-            external_data=large,
+            external_data=False,  # unless they are too large for one file
             verbose=False,
         )
 
