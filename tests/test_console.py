@@ -122,10 +122,10 @@ def test_latex_sets_signs_as_mathematics_and_the_best_of_a_column_in_bold():
     assert r"b & \textbf{73.2 $\pm$ 1} & $+1.5$ \\" in text and text.count("textbf") == 1
 
 
-def test_a_pipe_gets_lines_on_the_standard_error_with_the_speed_since_the_beginning(monkeypatch, capsys):
+def test_a_pipe_gets_lines_on_the_standard_error(monkeypatch, capsys):
     monkeypatch.setattr(console, "SECONDS", 0)
-    with console.pace("encoded", 1000, before=800) as more:
-        more(100)
+    with console.pace("encoded", 1000) as more:
+        more(900)
     out = capsys.readouterr()
     assert out.out == "" and "encoded:  90%" in out.err and "900/1000" in out.err
 

@@ -254,14 +254,11 @@ SECONDS = 10.0  # between two lines of progress where none can be redrawn
 
 
 @contextmanager
-def pace(what: str, total: int | None = None, before: int = 0) -> Iterator[Callable[[int], None]]:
-    """A context with a function to call with the number of sentences done since; it shows progress.
-
-    before: the number done earlier, which does not count for the speed.
-    """
+def pace(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """A context with a function to call with the number of sentences done since; it shows progress."""
     from tqdm.auto import tqdm  # here, as --help does without it
 
     shown = sys.stderr.isatty()
     rare = {} if shown else {"mininterval": SECONDS, "delay": SECONDS}
-    with tqdm(desc=what, total=total, initial=before, unit=" sentences", leave=not shown, **rare) as bar:
+    with tqdm(desc=what, total=total, unit=" sentences", leave=not shown, **rare) as bar:
         yield bar.update

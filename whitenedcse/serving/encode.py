@@ -145,14 +145,13 @@ def share(job: Job, rank: int, world: int, local: int = 0) -> None:
         torch.cuda.set_device(local % torch.cuda.device_count())
     embedder = job.opened()
     manifest = agreed(job, embedder)
-    mine, done = range(rank, len(manifest.files), world), whole(job.out, manifest)
+    done, mine = whole(job.out, manifest), range(rank, len(manifest.files), world)
     left = [number for number in mine if manifest.files[number] not in done]
     if not left:
         return
     notes = f"digests-{uuid4().hex[:8]}.json"
     noted = {MANIFEST: checksum(as_json(asdict(manifest)))}
-    total, missing = (sum(map(manifest.count, numbers)) for numbers in (mine, left))
-    with pace("encoded", total, total - missing) as more:
+    with pace("encoded", sum(map(manifest.count, left))) as more:
         for number, block in enumerate(blocks(rows(job.corpus), manifest.shard)):
             if number in left:
                 x = embedder.encode([text for (text,) in block], progress=more, bf16=job.bf16)
