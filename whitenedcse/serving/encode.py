@@ -91,13 +91,11 @@ class Manifest:
 def encoded(job: Job, processes: int | None = None, engine: str | None = None) -> None:
     """Write a vector for every row of the corpus, in order, but for those that are there.
 
-    processes: None is one per GPU, or one; under torchrun or srun each rank is one. A file's bytes are the
-    same whichever process writes it, with equally many threads on machines of one kind.
+    processes: None is one per GPU, or one; under torchrun or srun each rank is one, whatever is asked for. A
+    file's bytes are the same whichever process writes it, with equally many threads on machines of one kind.
     """
     here = placed()
     if here is not None and here.world > 1:
-        if processes or engine:
-            raise ValueError(f"{here.world} ranks were started; leave out --processes and --engine")
         return share(job, here.rank, here.world, here.local)
     if engine:
         return by_ray(job, processes)
