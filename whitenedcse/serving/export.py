@@ -97,7 +97,7 @@ def written(embedder: Embedder, out: Path, to: str, verify: bool, source: str) -
     texts = TEXTS if embedder.encoder.tokenizer("")["input_ids"] else [text or "b" for text in TEXTS]
     x = embedder.encode(texts)
     check_finite(x, lambda row: f"the vector of {texts[row]!r:.50}")
-    form.check(embedder)
+    check_expressible(embedder, to)
     with drafted(out) as draft:
         form.write(embedder, draft)
         facts: dict[str, Any] = {"whitenedcse": version("whitenedcse"), "to": to, "source": source}
@@ -131,10 +131,16 @@ def check_difference(found: float) -> None:
         )
 
 
-def check_transformers(embedder: Embedder) -> None:
-    """Raise ValueError if the embedding has steps other than pooling and unit length."""
-    if len(sentence_transformers.dense_modules(embedder)) > (embedder.pooling.kind == "pooler"):
+def check_expressible(embedder: Embedder, to: str) -> None:
+    """Raise ValueError for steps that a format does not have; a graph of ONNX can express any embedding."""
+    dense, pooling = sentence_transformers.dense_modules(embedder), embedder.pooling
+    if to == "transformers" and len(dense) > (pooling.kind == "pooler"):
         raise ValueError(PLAIN)
+    if to == "sentence-transformers" and not sentence_transformers.expressible(pooling):
+        raise ValueError(
+            f"Sentence-Transformers has no modules for pooling {pooling}: it takes the maximum of the "
+            "layers' average, not the average of their maxima; use --to onnx"
+        )
 
 
 def write_transformers(embedder: Embedder, directory: Path) -> None:
@@ -188,15 +194,6 @@ def pooled(kind: str, hidden: Sequence[Tensor], mask: Tensor) -> Tensor:
         ends = mask.sum(-1, keepdim=True).unsqueeze(-1) - 1  # padding is on the right
         return x.gather(-2, ends.expand_as(x[..., :1, :])).squeeze(-2).mean(0)
     return x[:, :, 0].mean(0)
-
-
-def check_sentence_transformers(embedder: Embedder) -> None:
-    """Raise ValueError for an embedding that the library's modules cannot express."""
-    if not sentence_transformers.expressible(embedder.pooling):
-        raise ValueError(
-            f"Sentence-Transformers has no modules for pooling {embedder.pooling}: it takes the maximum of "
-            "the layers' average, not the average of their maxima; use --to onnx"
-        )
 
 
 def write_sentence_transformers(embedder: Embedder, directory: Path) -> None:
@@ -272,19 +269,16 @@ def onnx_vectors(embedder: Embedder, directory: Path, texts: Sequence[str]) -> V
 
 
 class Format(NamedTuple):
-    """A format: whether it can express an embedder, how it is written, and what its library reads, (n, k)."""
+    """A format: how it is written, and the vectors (n, k) that its library reads from it."""
 
-    check: Callable[[Embedder], None]
     write: Callable[[Embedder, Path], None]
     vectors: Callable[[Embedder, Path, Sequence[str]], Vectors]
 
 
 FORMATS = {
-    "transformers": Format(check_transformers, write_transformers, transformers_vectors),
-    "sentence-transformers": Format(
-        check_sentence_transformers, write_sentence_transformers, sentence_transformers_vectors
-    ),
-    "onnx": Format(lambda _: None, write_onnx, onnx_vectors),  # a graph can express any embedding
+    "transformers": Format(write_transformers, transformers_vectors),
+    "sentence-transformers": Format(write_sentence_transformers, sentence_transformers_vectors),
+    "onnx": Format(write_onnx, onnx_vectors),
 }
 
 STORY = (
