@@ -172,10 +172,9 @@ def test_a_spoiled_export_is_refused_and_what_was_there_stays(embedder, tmp_path
             export(embedder, tmp_path / "none", "onnx")
 
 
-def test_the_difference_is_relative_to_long_vectors_and_infinite_where_there_is_none():
+def test_the_difference_is_relative_to_long_vectors():
     a, b = np.array([[3.0, 4.0], [0.1, 0.0]]), np.array([[3.0, 4.5], [0.1, -0.05]])
     assert difference(a, b) == pytest.approx(0.1)  # 0.5 / 5 and 0.05 / 1
-    assert difference(a, b[:, :1]) == difference(a, np.where(b == 4.5, np.nan, b)) == np.inf
     lengths = sorted(len(text.split()) for text in TEXTS)
     assert len(set(TEXTS)) == 64 and lengths[0] == 0 and lengths[-1] > 1000 and len(set(lengths)) > 20
 
