@@ -83,8 +83,7 @@ def export(
 def check_target(out: Path, to: str, verify: bool) -> None:
     """Raise ValueError or OSError where no export can be written, or for a package that is not installed."""
     check_place(out)
-    earlier = (out / EXPORT).is_file() and not (out / "config.yaml").exists()  # which a run begins with
-    if out.exists() and not earlier and any(out.iterdir()):
+    if out.exists() and not (out / EXPORT).is_file() and any(out.iterdir()):
         raise ValueError(f"{out} holds something other than an export; choose another name")
     needed = PACKAGES.get(to, "").split() if verify else []
     if missing := [name for name in needed if find_spec(name) is None]:
