@@ -108,21 +108,14 @@ def of_lab(encoder: str) -> Compared:
     """That of results/lab on an encoder."""
 
     def every(system: str) -> Scores:
-        by_test = [
-            lab.by_seed(encoder, system, lambda run, t=test: study.score(run, study.AS_IS, [t]))
-            for test in TESTS
-        ]
-        return {seed: [values[seed] for values in by_test] for seed in by_test[0]}
+        def by_test(run: Row) -> list[float]:
+            return [study.score(run, study.AS_IS, [test]) for test in TESTS]
+
+        return lab.by_seed(encoder, system, by_test)
 
     bed = "minilm" if encoder == "lab_minilm" else "scratch"
     before = study.score(lab.untouched(encoder), study.AS_IS)
-    return Compared(
-        *BEDS[bed],
-        LAB,
-        before,
-        every(lab.SIMCSE),
-        every(lab.WHITENEDCSE),
-    )
+    return Compared(*BEDS[bed], LAB, before, every(lab.SIMCSE), every(lab.WHITENEDCSE))
 
 
 def rate(bed: str, system: str, views: str = DROPOUT) -> str | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from scipy.stats import rankdata, spearmanr
@@ -30,6 +30,7 @@ HERE = Path(__file__).parent
 ENCODERS = {"lab_pretrained": "from scratch", "lab_minilm": "minilm-mlm"}
 UNTOUCHED = {"lab_pretrained": "untouched-pretrained.json", "lab_minilm": "untouched-minilm.json"}
 DRAWS = 10_000
+Value = TypeVar("Value")
 
 
 class Arm(NamedTuple):
@@ -78,8 +79,8 @@ def untouched(encoder: str) -> dict[str, Any]:
 
 
 def by_seed(
-    encoder: str, system: str, value: Callable[[dict[str, Any]], float], folder: str = "lab"
-) -> dict[int, float]:
+    encoder: str, system: str, value: Callable[[dict[str, Any]], Value], folder: str = "lab"
+) -> dict[int, Value]:
     """A value of the runs of a system on an encoder, by seed."""
     every = runs(folder).items()
     return {s: value(scores) for (e, name, s), scores in every if (e, name) == (encoder, system)}
