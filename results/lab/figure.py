@@ -14,20 +14,14 @@ def main() -> None:
         figure = Figure(figsize=(7.2, 0.32 * len(labels) + 1.1), layout="constrained")
         axis = figure.subplots()
         for i, (encoder, name) in enumerate(ENCODERS.items()):
-            places, found, place = [], [], 0
-            for question, pairs in QUESTIONS.items():
-                answers = asked(question)
-                for number in range(len(pairs)):
-                    if (number, encoder) in answers:
-                        places.append(0.12 - 0.24 * i - place)
-                        found.append(answers[number, encoder][0])
-                    place += 1
-            if found:
-                middles = [d.difference for d in found]
-                errors = [[d.difference - d.low for d in found], [d.high - d.difference for d in found]]
-                axis.errorbar(
-                    middles, places, xerr=errors, fmt="os"[i], color=COLOURS[i], capsize=2, ms=4, label=name
-                )
+            every = [(asked(question), range(len(pairs))) for question, pairs in QUESTIONS.items()]
+            found = [answers[number, encoder][0] for answers, numbers in every for number in numbers]
+            places = [0.12 - 0.24 * i - place for place in range(len(found))]
+            middles = [d.difference for d in found]
+            errors = [[d.difference - d.low for d in found], [d.high - d.difference for d in found]]
+            axis.errorbar(
+                middles, places, xerr=errors, fmt="os"[i], color=COLOURS[i], capsize=2, ms=4, label=name
+            )
         axis.axvline(0, color="0.6", linewidth=0.8)
         axis.set(xlabel="difference, Spearman x 100 (mean of paired seeds, 95 % interval)")
         axis.set_yticks(range(0, -len(labels), -1), labels)
