@@ -132,17 +132,6 @@ def test_what_could_not_be_copied_stays_here(url, source, tmp_path, monkeypatch,
     assert not kept.exists()
 
 
-@pytest.mark.slow
-def test_a_bucket_that_is_not_there_is_not_made(server, source, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("WHITENEDCSE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
-    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(key, "none")
-    assert run("export", source, "s3://mispelt/out", "--to", "transformers") == 2
-    assert capsys.readouterr().err.startswith("error: s3://mispelt/out: no such file")
-    assert not fsspec.filesystem("s3").exists("mispelt")
-
-
 def test_a_directory_that_is_half_replaced_is_not_read(url, source, monkeypatch):
     assert run("export", source, f"{url}/export", "--to", "transformers") == 0
     (store, _), written = fsspec.core.url_to_fs(url), []
