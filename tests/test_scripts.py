@@ -151,13 +151,6 @@ def test_runs_are_compared_and_own_texts_evaluated_by_a_python_function(tmp_path
     assert "fitted to 3 texts, of whose components only 2 of 3 can vary" in result.stdout
 
 
-@pytest.mark.parametrize("name", ["train.py", "evaluate.py"])
-def test_a_script_without_the_installed_packages_names_the_pip_command(name):
-    done = subprocess.run([sys.executable, "-S", ROOT / name, "--help"], capture_output=True, text=True)
-    said = "error: hydra is not installed; pip install -c constraints.txt -e .\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
-
-
 @pytest.mark.slow
 def test_an_option_of_ones_own_is_a_class_and_its_settings(tmp_path):
     own = {"head/own": "dense", "optim/own": "adamw", "monitor/own": "held_out", "trainer/own": "default"}
