@@ -126,13 +126,6 @@ class Grid(NamedTuple):
     best: Collection[int] = ()
 
 
-def encodable() -> None:
-    """Have signs that the output's encoding lacks, as ASCII does an umlaut, be written as question marks."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
-
-
 def console() -> Console:
     """The console for tables; for a file or a pipe, which has no width, lines have 160 columns."""
     out = rich.get_console()
