@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,10 +34,6 @@ if TYPE_CHECKING:
 
     from whitenedcse.training.loss import Loss, Term
 
-YIELDING = {  # settings that a system or an experiment may have, and the arguments of `train` for them
-    **{"views": "views", "data.batch_size": "batch_size", "data.max_length": "max_length"},
-    "trainer.max_epochs": "epochs",
-}
 Place = str | os.PathLike[str]
 Settings = Mapping[str, Any]
 
@@ -50,7 +45,7 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     dev: Place | None = None,
     tests: Place | Sequence[Place] = (),
     output: Place | None = None,
-    views: int = 3,
+    views: int | None = None,
     pooling: str | None = None,
     head: str | nn.Module | Callable[..., nn.Module] = "shuffled_group",
     loss: str | Loss | type = "contrastive",
@@ -58,9 +53,9 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     optimizer: Callable[..., Any] | None = None,
     temperature: float | None = None,
     lr: float | None = None,
-    batch_size: int = 64,
-    max_length: int = 32,
-    epochs: int = 1,
+    batch_size: int | None = None,
+    max_length: int | None = None,
+    epochs: int | None = None,
     seed: int = 42,
     devices: int | str = 1,
     settings: Settings | None = None,
@@ -79,7 +74,7 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
         and uniformity of held-out sentences of the corpus are logged, and the last checkpoint is the best.
     tests: tasks on which the best checkpoint is evaluated at the end, such as ["STS-B"] or a file.
     output: the directory of the run, by default outputs/ENCODER-TIME.
-    views: the number of views of each sentence, including the anchor.
+    views: the number of views of each sentence, including the anchor; 3 unless told.
     pooling: cls, mean, max, last (for decoders), first_last or pooler. None for the encoder's own, as of
         Sentence-Transformers; for one without, the first token, or a decoder's last.
     head: shuffled_group, group, zca, pca, dense or identity; or a head of your own, such as a subclass of
@@ -91,18 +86,19 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     temperature: of the loss, None for its own (0.05). lr: the learning rate of AdamW, which decays linearly
         to 0, None for 3e-5. Parts of your own are used as they are and have the settings that they were made
         with; of them the run notes the class and its plain attributes.
-    batch_size: sentences per step, over all devices. max_length: the most tokens kept of a sentence.
+    batch_size: sentences per step, over all devices (64 unless told). max_length: the most tokens kept of a
+        sentence (32). epochs: passes over the corpus (1).
     devices: a number of devices, or "auto" for every GPU; each has a process of its own, to which no object
         can go: parts of your own are then named by settings={"loss._target_": "mine.Margin"}.
     settings: any other settings by their dotted names, such as {"trainer.max_steps": 500,
         "head.whitening.group_width": 4, "mlm.weight": 0.1}, which take precedence; `whitenedcse train --help`
-        lists them. What "+system" or "+experiment" sets holds where the argument for it has its default.
+        lists them. What "+system" or "+experiment" sets holds where no argument or setting says otherwise.
     force: resume a run even if its settings or data have changed.
 
     Raises ValueError or OSError for settings or files that cannot be used, and RuntimeError if another
     process of the run failed.
     """
-    options = {"head": head, "loss": loss, "optim": optimizer or "adamw"}
+    options, settings = {"head": head, "loss": loss, "optim": optimizer or "adamw"}, settings or {}
     given: dict[str, Any] = {
         "encoder": "pretrained",
         "encoder.path": os.fspath(encoder),
@@ -110,21 +106,22 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
         "pooling": pooling or "own",
         **{name: part for name, part in options.items() if isinstance(part, str)},
         "data.corpus": os.fspath(corpus),
-        "monitor.dev": None if dev is None else os.fspath(dev),
-        "tasks.names": paths(tests),
-        "views": views,
         "data.batch_size": batch_size,
         "data.max_length": max_length,
+        "views": views,
+        "loss.temperature": temperature,
+        "optim.lr": lr,
         "trainer.max_epochs": epochs,
         "trainer.devices": devices,
         "seed": seed,
         "force": force,
     }
-    if temperature is not None:
-        given["loss.temperature"] = temperature
-    if lr is not None:
-        given["optim.lr"] = lr
-    given = without_defaults(given, settings or {}) | dict(settings or {})
+    given = {name: value for name, value in given.items() if value is not None}
+    if dev is not None or "monitor" not in settings:
+        given["monitor.dev"] = None if dev is None else os.fspath(dev)
+    if (names := paths(tests)) or "tasks" not in settings:
+        given["tasks.names"] = names
+    given |= settings
     own = {name: part for name, part in options.items() if not isinstance(part, str)}
     own |= {f"terms.{name}": term for name, term in (terms or {}).items()}
     idle = [name for name in given if name.split(".")[0] in own]
@@ -132,17 +129,6 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
         raise ValueError(f"{idle[0]} is not for a part of your own, which has the settings it was made with")
     path = Path(output or Path("outputs", f"{Path(encoder).name}-{stamp()}"))
     return called(trained, given, path, parts=own)
-
-
-def without_defaults(given: Settings, settings: Settings) -> dict[str, Any]:
-    """What was given to `train`, without defaults in whose place an option of the settings has its own."""
-    left = [
-        name for name in ("monitor.dev", "tasks.names") if name.split(".")[0] in settings and not given[name]
-    ]
-    if {"+system", "+experiment"} & settings.keys():
-        defaults = signature(train).parameters
-        left += [name for name, argument in YIELDING.items() if given[name] == defaults[argument].default]
-    return {name: value for name, value in given.items() if name not in left}
 
 
 def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by name
