@@ -110,10 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     if words[:1] in (["train"], ["evaluate"]):
         return script(*words)
-    arguments, unknown = parser().parse_known_args([word for word in words if word != "--debug"])
-    used = vars(arguments).pop("parser")
-    if unknown:
-        used.error(f"unrecognized arguments: {' '.join(unknown)}")
+    arguments = parser().parse_args([word for word in words if word != "--debug"])
     try:
         with console.ending_when_asked():
             return int(arguments.run(arguments))
@@ -157,7 +154,7 @@ def parser() -> ArgumentParser:
             for one_of in several:
                 declared = TO[name] if one_of == "--to" and name in TO else ARGUMENTS[one_of]
                 place.add_argument(one_of, **declared)
-        one.set_defaults(run=run, parser=one)
+        one.set_defaults(run=run)
     return top
 
 
