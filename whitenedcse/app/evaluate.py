@@ -111,8 +111,7 @@ def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:
     from whitenedcse.evaluation import protocol as protocols
     from whitenedcse.evaluation import suite, tasks
 
-    if cfg.model is None:
-        require_model(None)
+    require_model(cfg.model)
     for row in cfg.protocol.rows:
         if OmegaConf.is_dict(row) and "name" in row:
             row.name = row.name  # as it is for fit=training, before the corpus takes the place of that word
@@ -121,7 +120,6 @@ def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:
     protocol = instantiate(cfg.protocol)
     settings = instantiate(cfg.postprocess).settings if cfg.postprocess else None
     rows, notes = protocols.chosen(protocol, settings, fit, curve="components" in cfg.figures)
-    require_model(cfg.model)
     data = {name: tasks.task(name, protocol.case) for name in cfg.tasks.names}
 
     def texts(corpus: str) -> list[str]:
