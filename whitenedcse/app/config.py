@@ -63,7 +63,7 @@ OWN |= {"tasks": "tasks.names=[FILE]", "experiment": "DIR/experiment/NAME.yaml, 
 
 
 def check(script: str, config: DictConfig, hydras: Any) -> None:
-    """Raise ValueError for a setting that nothing reads, or whose value has another type than is read.
+    """Raise ValueError for a setting that nothing reads, or whose value is not of the type that is read.
 
     Removes from `config` the settings of a class that another replaces. hydras: Hydra's own settings.
     """
@@ -73,7 +73,10 @@ def check(script: str, config: DictConfig, hydras: Any) -> None:
     if hydras.mode == RunMode.RUN and placed() is None and hydras.runtime.choices.get("sweep"):
         raise ValueError(f"+sweep={hydras.runtime.choices.sweep} is several runs: add -m")
     leave_out_replaced(script, config, hydras)
-    check_keys("", plain(config), top(script))
+    settings = plain(config)
+    if Path(name := str(settings["run"])).is_absolute() or ".." in Path(name).parts or not name:
+        raise ValueError(f"run={name} is no name of a directory in outputs/; elsewhere is hydra.run.dir=DIR")
+    check_keys("", settings, top(script))
     if script == "train":
         check_values(config)
 
@@ -117,12 +120,6 @@ def parts(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, dict[s
             if "_target_" in inner:
                 yield f"{path}{key}", inner
             yield from parts(inner, f"{path}{key}.")
-
-
-def check_name(name: str) -> None:
-    """Raise ValueError for a run= that is no name of a directory in outputs/; an interpolation makes one."""
-    if Path(name).is_absolute() or ".." in Path(name).parts or not name:
-        raise ValueError(f"run={name} is no name of a directory in outputs/; elsewhere is hydra.run.dir=DIR")
 
 
 def check_jobs(script: str, hydras: Any) -> None:

@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse.app.config import check, check_name, plain
+from whitenedcse.app.config import check
 from whitenedcse.app.start import again
 from whitenedcse.console import interrupted, lacking, say
 from whitenedcse.data.remote import is_url
@@ -32,7 +32,6 @@ def evaluate(cfg: DictConfig) -> float | None:
     run = Run(HydraConfig.get().runtime.output_dir)
     with run.tidied():
         check("evaluate", cfg, HydraConfig.get())
-        check_name(str(plain(cfg)["run"]))
         check_alone("evaluate.py")
         cfg.run = run.path.name
         if cfg.compare:

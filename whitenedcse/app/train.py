@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from whitenedcse.app.config import check, check_name, inherited, own_encoder, plain
+from whitenedcse.app.config import check, inherited, own_encoder
 from whitenedcse.app.evaluate import scored
 from whitenedcse.app.start import Checked, again, launched
 from whitenedcse.console import interrupted, override, quoted, say
@@ -42,7 +42,6 @@ def train(cfg: DictConfig, parts: Mapping[str, Any] = MappingProxyType({})) -> f
     run = Run(HydraConfig.get().runtime.output_dir)
     with run.tidied():
         check("train", cfg, HydraConfig.get())
-        check_name(str(plain(cfg)["run"]))
         cfg.run = run.path.name
         note_parts(cfg, parts)
         settings = OmegaConf.to_yaml(cfg, resolve=True)
