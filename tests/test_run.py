@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 
 from whitenedcse import compute, files
 from whitenedcse import run as run_module
-from whitenedcse.run import Run, differences, logged, stamp
+from whitenedcse.run import Run, logged, stamp
 
 CONFIG = "run: a\nseed: 1\ndata: {corpus: here.txt, columns: []}\ntrainer: {devices: 1, max_steps: 9}\n"
 CONTENT = {"monitor.dev": "d0", "tasks.mine.tsv": "e1", "encoder.path": "f2"}
@@ -81,16 +81,6 @@ def test_where_data_lie_and_where_it_runs_may_change(run):
     free = CONFIG.replace("here", "elsewhere").replace("run: a", "run: b").replace("devices: 1", "devices: 2")
     more = "checkpoint_every: 3\nforce: true\nlogger: {_target_: x, project: y}\n"
     run.check_same(free + more, EXACT)
-
-
-def test_the_seed_of_the_data_is_named_where_it_does_not_follow_from_the_run_s():
-    def named(began, now):
-        of = [{"seed": seed, "data": {"seed": data}} for seed, data in (began, now)]
-        return differences(of[0], {}, of[1], {})
-
-    assert named((1, 1), (2, 2)) == ["seed=2 (it began with 1)"]
-    assert named((1, 1), (1, 2)) == ["data.seed=2 (it began with 1)"]
-    assert len(named((1, 1), (2, 1))) == 1 and len(named((1, 3), (2, 2))) == 2
 
 
 def test_a_run_without_a_checkpoint_begins_again_and_its_files_are_there_together(run, monkeypatch):

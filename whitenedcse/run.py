@@ -338,8 +338,6 @@ def differences(
     same = {name: value for name, value in flat(exact).items() if name in noted}
     then = flat(began) | {name: noted[name] for name in same}
     current = flat(now) | same
-    if then.get("data.seed") == then.get("seed") and current.get("data.seed") == current.get("seed"):
-        then["data.seed"] = current["data.seed"] = None  # it follows from the other
     return [
         f"{name}={as_yaml(current.get(name))} (it began with {as_yaml(then.get(name))})"
         for name in sorted(then.keys() | current.keys())
