@@ -6,11 +6,9 @@ import socket
 import sys
 import threading
 import time
-import warnings
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-import lightning
 import pytest
 import torch.distributed
 from hydra.core.hydra_config import HydraConfig
@@ -105,15 +103,6 @@ def test_an_error_raised_over_the_exit_after_a_signal_is_not_said(end, code, cap
 
     monkeypatch.setattr(cli.console, "ending_when_asked", BrokenOff)
     assert cli.main(["report", "--list"]) == code and capsys.readouterr().err == ""
-
-
-def test_no_warning_of_lightning_about_the_short_name_of_a_precision():
-    for precision in ("bf16", "16", "32"):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            start.quiet()
-            lightning.Trainer(precision=precision, accelerator="cpu", devices=1, logger=False)
-        assert [str(w.message) for w in caught if "historical" in str(w.message)] == []
 
 
 @pytest.fixture

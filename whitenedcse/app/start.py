@@ -46,7 +46,6 @@ HOME = r"(?<=[=,\[])~/[^,\[\]'\"=]*"  # a path in the home directory, in the val
 QUIET = (
     ".*does not have many workers.*",
     ".*(LeafSpec|Experiment logs directory.*exists and is not empty).*",
-    ".*is supported for historical reasons.*",  # trainer.precision=bf16, which is Lightning's bf16-mixed
     ".*smaller than the logging interval.*",  # of a short run, which its evaluations describe
     ".*Detected call of `lr_scheduler.step.*",  # float16's scaler leaves out the first steps, which overflow
     ".*your dataloader is not resumable.*",  # ours begins at the right batch by itself
