@@ -73,11 +73,6 @@ def test_latex_holds_the_cells_and_the_notes():
     assert r"\begin{tabular}{lrr}" in text
 
 
-def test_a_latex_row_never_starts_with_what_the_line_break_before_it_would_eat():
-    rows = as_latex(Grid("t", ("a",), [("x",), ("[1, -1]",), ("*",)])).splitlines()
-    assert not any(row.startswith(("[", "*")) for row in rows)
-
-
 def test_a_terminal_shows_the_text_of_cells_and_notes_not_its_markup():
     text = " ".join(shown(GRID, 120))
     assert all(cell in text for cell in (*AWKWARD, *GRID.notes, GRID.title))

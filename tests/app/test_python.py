@@ -113,20 +113,6 @@ def test_any_module_is_a_head(home):
         assert Embedder.load(run).encode(["a cat"]).shape == (1, 16)
 
 
-class Scaled(Length):
-    """A term of one's own that is made of a file."""
-
-    def __init__(self, path):
-        self.weight = float(Path(path).read_text())
-
-
-def test_a_path_of_a_term_is_its_own(home):
-    Path("scale.txt").write_text("0.5")
-    few = {"trainer.max_steps": 1, "+terms.own": {"_target_": f"{__name__}.Scaled", "path": "scale.txt"}}
-    run = whitenedcse.train("bert", "my.txt", output="outputs/a", settings=few, **SMALL)
-    assert "train/own" in run.series
-
-
 def encoder_of(path):
     """An encoder of one's own, which no directory has."""
     made = pretrained(path)
