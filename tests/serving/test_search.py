@@ -231,7 +231,6 @@ def test_the_commands_number_rows_alike_and_do_not_repeat_a_query(source, corpus
     assert f"60 texts and 60 more: {index}" in capsys.readouterr().out
     assert max(int(hit.id) for hit in Index.load(index).query(["a cat"], 120)[0]) == 127
     for words, message in (
-        (["query", index, "\u200b"], "is blank"),
         (["query", index], "give one of the two"),
         (["build", source, corpus.path, index], "exists; choose another name"),
         (["add", "s3://b/index", corpus.path], "an index in a store is not added to"),

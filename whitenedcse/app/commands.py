@@ -14,7 +14,6 @@ from whitenedcse import distributed
 from whitenedcse.console import Grid, interrupted, lacking, override, say, show
 from whitenedcse.data import remote, sources
 from whitenedcse.data.corpus import Corpus
-from whitenedcse.data.files import blank
 from whitenedcse.distributed import is_first
 
 
@@ -262,8 +261,6 @@ def queries(arguments: Namespace) -> list[str]:
     if arguments.file is not None:
         sources.check_columns(arguments.file, arguments.columns)
         return [text for (text,) in rows(sources.named(arguments.file, arguments.columns))]
-    if blank(arguments.text):
-        raise ValueError(f"TEXT {arguments.text!r} is blank: give the words to look for")
     return [arguments.text]
 
 
