@@ -130,10 +130,6 @@ def test_lists_and_the_arguments_of_a_partial_are_noted_of_a_part():
     scripts.note_parts(config, {"loss": Matryoshka(dims=(4, 8)), "optim": partial(adamw, lr=1e-3)})
     assert config.loss.attributes.dims == [4, 8] and config.loss.attributes.weights == [1.0]
     assert config.optim == {"object": "whitenedcse.training.module.adamw", "attributes": {"lr": 1e-3}}
-    own = Margin()
-    own.func, own.keywords = adamw, ["no", "partial"]
-    scripts.note_parts(config, {"loss": own})
-    assert config.loss.object.endswith(".Margin") and config.loss.attributes["keywords"] == own.keywords
 
 
 def test_a_class_of_ones_own_is_made_with_its_own_defaults(home, monkeypatch):
