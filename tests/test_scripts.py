@@ -103,13 +103,6 @@ def test_the_best_checkpoint_is_evaluated_and_scores_what_the_monitor_said(train
     assert dev["all"] == pytest.approx(at_the_end["dev"]["best"], abs=1e-4)
 
 
-def test_an_error_is_one_line_on_stderr_and_nothing_else(tmp_path):
-    (tmp_path / "pairs.tsv").write_text("score\tsentence1\tsentence2\n1\ta\n")
-    result = started("evaluate.py", "model=m:f", "tasks.names=[pairs.tsv]", cwd=tmp_path)
-    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert result.stderr.startswith("error: ")
-
-
 @pytest.mark.slow
 def test_runs_are_compared_and_own_texts_evaluated_by_a_python_function(tmp_path):
     (tmp_path / "m.py").write_text(
