@@ -149,6 +149,8 @@ def test_what_is_not_text_padded_on_the_right_is_left_to_the_library(made, count
         with torch.no_grad():
             expected = undo(model)(dict(given))["sentence_embedding"]
             assert_close(accelerate(model)(dict(given))["sentence_embedding"], expected, rtol=0, atol=0)
+    model[0].model.encoder.layer[0].gradient_checkpointing = True
+    accelerate(model)(dict(batch))
     assert not counted
 
 

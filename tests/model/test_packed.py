@@ -148,20 +148,6 @@ def test_dropout_is_where_transformers_has_it(first, monkeypatch):
         assert_close(own[name], value, atol=1e-11, rtol=1e-10, msg=name)
 
 
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
-def test_gradient_checkpointing_changes_nothing_but_memory(monkeypatch):
-    model, calls = backbone(dropout=0.2).train(), []
-    found = []
-    for _ in range(2):
-        found.append(gradients(model, packed.hidden(model, batch(), [2, 3], first=True, seed=7)))
-        model.gradient_checkpointing_enable()
-        block = packed.block
-        monkeypatch.setattr(packed, "block", lambda *args, block=block: calls.append(1) or block(*args))
-    assert len(calls) == 2 * model.config.num_hidden_layers  # each layer forward, and once more backward
-    for name, value in found[0].items():
-        assert torch.equal(found[1][name], value), name
-
-
 def test_little_is_computed_for_padding_and_nothing_for_unused_rows(monkeypatch):
     monkeypatch.setattr(packed, "prefers_onednn", lambda: False)  # the counter does not know oneDNN's
     model, rows = backbone(dropout=0.1).train(), batch()

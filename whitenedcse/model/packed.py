@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from whitenedcse.compute import autocast_type, prefers_onednn
 from whitenedcse.model.attention import (
@@ -168,16 +167,11 @@ def hidden(
     layout, highest = laid_out(batch, backbone.config.num_attention_heads, seed), max(layers)
     x, states = embedded(backbone.embeddings, layout), {}
     starts, t = layout.batch.offsets[:-1], len(layout.batch.ids)
-    save = backbone.training and saves_memory(backbone)
     if 0 in layers:
         states[0] = x[starts] if first else x[:t]
     for number, layer in enumerate(backbone.encoder.layer[:highest], 1):
         rows = filled(starts, layout.firsts) if first and number == highest else None
-        x = (
-            checkpoint(layer_of, layer, x, layout, number, rows, use_reentrant=False)
-            if save
-            else layer_of(layer, x, layout, number, rows)
-        )
+        x = layer_of(layer, x, layout, number, rows)
         if number in layers:
             states[number] = x[: batch.n] if rows is not None else x[starts] if first else x[:t]
     wanted, order = torch.stack([states[layer] for layer in layers]), layout.order if first else layout.tokens
@@ -187,12 +181,6 @@ def hidden(
 def filled(x: Tensor, rows: int) -> Tensor:
     """Rows of zeros appended to x: (r, ...) -> (rows, ...)."""
     return x if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
-
-
-def saves_memory(backbone: Any) -> bool:
-    """Whether `gradient_checkpointing_enable` was called, in any version: newer ones mark each layer."""
-    marked = (backbone.encoder, *backbone.encoder.layer)
-    return any(getattr(module, "gradient_checkpointing", False) for module in marked)
 
 
 def embedded(module: Any, layout: Layout) -> Tensor:

@@ -138,9 +138,10 @@ def accelerate(model: Any) -> Any:
 
     Vectors equal those before to 1e-5 of their size, and so do gradients without dropout: every way to call
     the model stays as it was, and what it saves. Attention and dropout are those of `model.packed`; without
-    gradient a batch is divided among the cores of a CPU. For BERT, RoBERTa, XLM-R and CamemBERT. Where a
-    batch is not of texts padded on the right, the library computes it itself. `undo` takes the change back.
-    Raises ValueError for a model that this cannot compute, which is then unchanged.
+    gradient a batch is divided among the cores of a CPU. For BERT, RoBERTa, XLM-R and CamemBERT. The library
+    computes by itself a batch that is not of texts padded on the right, and with gradient checkpointing.
+    `undo` takes the change back. Raises ValueError for a model that this cannot compute, and leaves it as it
+    was.
     """
     transformer = model[0]
     if not isinstance(transformer, Transformer) or transformer.backend != "torch":
@@ -163,11 +164,13 @@ def undo(model: Any) -> Any:
 
 def computed(transformer: Any, features: dict[str, Any], **settings: Any) -> dict[str, Any]:
     """The features with token embeddings, (n, l, d), computed on tokens alone where they can be."""
-    other = settings or transformer.model.config.output_hidden_states  # as a loss over layers sets it
-    batch = None if other else unpadded(transformer.model, features)
+    backbone = transformer.model
+    other = settings or backbone.config.output_hidden_states  # as a loss over layers sets it
+    saving = any(getattr(module, "gradient_checkpointing", False) for module in backbone.modules())
+    batch = None if other or saving else unpadded(backbone, features)
     if batch is None:
         return type(transformer).forward(transformer, features, **settings)
-    hidden, sentence, place = states(transformer.model, batch)
+    hidden, sentence, place = states(backbone, batch)
     padded = hidden.new_zeros(*features["input_ids"].shape, hidden.shape[-1])
     features[transformer.module_output_name] = padded.index_put((sentence, place), hidden)
     return features
