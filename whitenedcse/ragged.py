@@ -36,10 +36,9 @@ class Ragged(NamedTuple):
         """(n,) int64: the number of tokens of each sentence."""
         return self.offsets.diff()
 
-    def to(self, device: torch.device, non_blocking: bool | None = None) -> Ragged:
-        """A copy of the batch on `device`, without waiting for an NVIDIA GPU unless told."""
-        if non_blocking is None:
-            non_blocking = torch.device(device).type not in ("cpu", "mps")
+    def to(self, device: torch.device) -> Ragged:
+        """A copy of the batch on `device`, without waiting for an NVIDIA GPU."""
+        non_blocking = torch.device(device).type not in ("cpu", "mps")
         ids, offsets = (x.to(device, non_blocking=non_blocking) for x in (self.ids, self.offsets))
         return Ragged(ids, offsets, self.longest, self.bounds)
 
