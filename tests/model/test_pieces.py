@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from whitenedcse.compute import autocast_as_now
 from whitenedcse.data.datamodule import Batch
-from whitenedcse.ragged import concatenate, ragged, rows
+from whitenedcse.ragged import between, concatenate, ragged, rows
 from whitenedcse.training import parallel as module_of_pieces
 from whitenedcse.training.module import reseed
 from whitenedcse.training.parallel import cut, encoded
@@ -152,17 +152,17 @@ def test_vectors_of_encode_are_the_same_bits_for_any_number_of_threads(bert, bf1
     """Transformers 4 sets and resets forward methods to collect hidden states: its way has one thread."""
     embedder, forward, seen, told = embedder_of(bert).eval(), bert.forward, set(), []
     bert.forward = lambda *a, **k: (seen.add(threading.get_ident()), forward(*a, **k))[1]
-    tokens = rows(batch_of(3000, passes=1).negatives)
+    tokens = batch_of(3000, passes=1).negatives
     expected = embedder.encode_rows(tokens, bf16=bf16)
     for k in (2, 3):
         threaded(k)
         seen.clear()
         assert (embedder.encode_rows(tokens, bf16=bf16, progress=told.append) == expected).all()
-        assert 1 < len(seen) <= k and sum(told) == len({tuple(row) for row in tokens})
+        assert 1 < len(seen) <= k and sum(told) == len({tuple(row) for row in rows(tokens)})
         told.clear()
     bert.batches = "padded"
     seen.clear()
-    embedder.encode_rows(tokens[:1000])
+    embedder.encode_rows(between(tokens, 0, 1000))
     assert len(seen) == 1
 
 

@@ -130,34 +130,35 @@ class Embedder(nn.Module):
         *,
         prompt: str | None = None,
         progress: Progress = False,
-        share: tuple[int, int] = (0, 1),
         bf16: bool = False,
     ) -> NDArray[np.float32]:
         """The embeddings (n, k) of n sentences in their order, computed in eval mode and without gradient.
 
         One sentence that is given alone has one embedding (k,).
-        progress: True shows a bar. prompt: put before each sentence; None for `self.prompt`. share: (r, m)
-        encodes every m-th batch from the r-th on and leaves the other rows zero, so that the results of m
-        processes add up to that of one, bit for bit. bf16: the backbone computes in bfloat16. Raises
-        ValueError for a sentence that is not a string, and for a prompt that leaves no token for a sentence.
+        progress: True shows a bar. prompt: put before each sentence; None for `self.prompt`. bf16: the
+        backbone computes in bfloat16. Raises ValueError for a sentence that is not a string, and for a prompt
+        that leaves no token for a sentence.
         """
         if isinstance(sentences, str):
             return self.encode([sentences], prompt=prompt, bf16=bf16)[0]
         sentences = texts(sentences)
         before = self.prompt if prompt is None else prompt
         rows = ragged_ids(sentences, self.encoder.tokenizer, self.max_length, before)
-        return self.encode_rows(rows, progress=progress, share=share, bf16=bf16)
+        return self.encode_rows(rows, progress=progress, bf16=bf16)
 
     def encode_rows(
         self,
-        rows: Ragged | Sequence[Sequence[int]],
+        rows: Ragged,
         *,
         progress: Progress = False,
         share: tuple[int, int] = (0, 1),
         bf16: bool = False,
     ) -> NDArray[np.float32]:
-        """n lists of token ids, or a `Ragged` of them -> embeddings (n, k); settings as in `encode`."""
-        rows = rows if isinstance(rows, Ragged) else ragged(rows)
+        """The embeddings (n, k) of n sentences of token ids; the other settings as in `encode`.
+
+        share: (r, m) encodes every m-th batch from the r-th on and leaves the other rows zero, so that the
+        results of m processes add up to that of one, bit for bit.
+        """
         out = np.zeros((rows.n, self.width), dtype=np.float32)
         fill([out], rows, self, lambda batch: [self.embed(batch)], Manner(progress, share, bf16))
         return out

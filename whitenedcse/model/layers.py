@@ -17,12 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whitenedcse.data.tokens import token_ids
 from whitenedcse.files import writing
-from whitenedcse.model.embedder import Embedder, Manner, fill
+from whitenedcse.model.embedder import Embedder, Manner, fill, ragged_ids
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Pooling, pooled
-from whitenedcse.ragged import Ragged, ragged
+from whitenedcse.ragged import Ragged
 from whitenedcse.ragged import rows as texts
 from whitenedcse.whitening import check_finite
 
@@ -55,16 +54,15 @@ class Layers(NamedTuple):
 
 def pooled_layers(
     encoder: Encoder,
-    rows: Ragged | Sequence[Sequence[int]],
+    rows: Ragged,
     kinds: Sequence[str],
     layers: Sequence[int],
     manner: Manner | None = None,
 ) -> Layers:
     """The vectors of n sentences given as token ids; ValueError, naming the text, if they are not finite."""
-    whole = rows if isinstance(rows, Ragged) else ragged(rows)
     layers = sorted({encoder.layer(layer) for layer in layers})
     first = set(kinds) == {"cls"}
-    shape = len(layers), whole.n, encoder.width
+    shape = len(layers), rows.n, encoder.width
     out = {kind: np.empty(shape, np.float32) for kind in dict.fromkeys(kinds)}
 
     def reduced(batch: Ragged) -> list[Tensor]:
@@ -72,10 +70,10 @@ def pooled_layers(
         bounds = torch.arange(batch.n + 1, device=hidden.device) if first else batch.offsets
         return [pooled(kind, hidden, bounds) for kind in out]
 
-    fill(list(out.values()), whole, encoder, reduced, manner or Manner())
+    fill(list(out.values()), rows, encoder, reduced, manner or Manner())
     for plane in (plane for x in out.values() for plane in x):
-        check_finite(plane, lambda row: f"the vector of {encoder.tokenizer.decode(texts(whole)[row])!r:.80}")
-    return Layers(out, tuple(layers), whole.lengths.numpy())
+        check_finite(plane, lambda row: f"the vector of {encoder.tokenizer.decode(texts(rows)[row])!r:.80}")
+    return Layers(out, tuple(layers), rows.lengths.numpy())
 
 
 class Source(NamedTuple):
@@ -127,7 +125,7 @@ def vectors(source: Source, sentences: list[str], wanted: Wanted) -> tuple[list[
     layers = {layer for pooling in poolings for layer in pooling.layers}
     layers |= set(range(encoder.depth + 1)) if wanted.every else set()
     limit = min(wanted.max_length or embedder.max_length, embedder.max_length)
-    rows = token_ids(sentences, encoder.tokenizer, limit, embedder.prompt)
+    rows = ragged_ids(sentences, encoder.tokenizer, limit, embedder.prompt)
     manner = Manner(progress=True, bf16=wanted.bf16)
     got = pooled_layers(encoder, rows, [states_of(one) for one in poolings], sorted(layers), manner)
     made = {str(pooling): averaged(embedder, got, pooling, wanted.extra) for pooling in wanted.poolings}

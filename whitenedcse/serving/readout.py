@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from whitenedcse.console import Grid, pace
 from whitenedcse.data import sources
 from whitenedcse.data.corpus import blocks
-from whitenedcse.data.tokens import token_ids, worded
+from whitenedcse.data.tokens import worded
 from whitenedcse.evaluation.readout import (
     MOST,
     NEAR,
@@ -39,7 +39,7 @@ from whitenedcse.evaluation.suite import plan
 from whitenedcse.evaluation.tasks import Subset, subsets
 from whitenedcse.files import writing
 from whitenedcse.model.checkpoint import SETTINGS
-from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.embedder import Embedder, ragged_ids
 from whitenedcse.model.head import Final, Pooling
 from whitenedcse.model.layers import Layers, averaged, pooled_layers, states_of
 
@@ -72,7 +72,7 @@ class Found(NamedTuple):
 def every_layer(embedder: Embedder, sentences: Sequence[str], kinds: Sequence[str]) -> Layers:
     """The vectors of every layer in one pass, for each kind of pooling."""
     encoder = embedder.encoder
-    rows = token_ids(sentences, encoder.tokenizer, embedder.max_length, embedder.prompt)
+    rows = ragged_ids(sentences, encoder.tokenizer, embedder.max_length, embedder.prompt)
     return pooled_layers(encoder, rows, kinds, range(encoder.depth + 1))
 
 
