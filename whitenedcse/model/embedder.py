@@ -84,12 +84,8 @@ class Embedder(nn.Module):
 
     @classmethod
     def of(cls, model: Embedder | str | os.PathLike[str]) -> Embedder:
-        """An embedder as it is, or the one that is loaded from a path. Raises TypeError for anything else."""
-        if isinstance(model, str | os.PathLike):
-            return cls.load(model)
-        if not isinstance(model, Embedder):
-            raise TypeError(f"an Embedder or the path of one is expected, not {type(model).__name__}")
-        return model
+        """An embedder as it is, or the one that is loaded from a path."""
+        return model if isinstance(model, Embedder) else cls.load(model)
 
     @property
     def unit(self) -> bool:
@@ -171,11 +167,7 @@ class Embedder(nn.Module):
         array([[0.96, 0.8 ]], dtype=float32)
         """
         a, b = (np.asarray(side, dtype=np.float64) for side in (x, y))
-        if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1]:
-            raise ValueError(f"{a.shape} and {b.shape}: give two arrays of embeddings, (n, d) and (m, d)")
-        a, b = (
-            side / np.linalg.norm(side, axis=1, keepdims=True).clip(np.finfo(float).tiny) for side in (a, b)
-        )
+        a, b = (z / np.linalg.norm(z, axis=1, keepdims=True).clip(np.finfo(float).tiny) for z in (a, b))
         return (a @ b.T).astype(np.float32)
 
     def prompt_of(self, *names: str) -> str:
