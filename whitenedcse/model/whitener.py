@@ -123,7 +123,7 @@ class Whitener(nn.Module):
     The running statistics follow the average over the views, and start as those of the first batch. A number
     that is not finite makes its group of channels NaN in them for good: a check would wait for the GPU.
     A subclass with an `over_batch` of its own is used as it is by `ProjectionHead(whitening=...)`.
-    Raises ValueError for another width or number of dimensions, and for a batch of too few sentences.
+    Raises ValueError for a batch of too few sentences.
 
     >>> x = torch.randn(64, 768)
     >>> z = Whitener(768)(torch.stack([x, x]))  # groups of 2, as the paper's 384 of BERT-base
@@ -147,10 +147,6 @@ class Whitener(nn.Module):
     @full_precision
     def forward(self, x: Tensor) -> Tensor:
         """The whitened x, in float32 or float64; in training mode this updates the running statistics."""
-        width = len(self.mean)
-        if x.ndim not in (2, 3) or x.shape[-1] != width:
-            raise ValueError(f"a whitening of width {width} takes (views, sentences, {width}) or (sentences, "
-                             f"{width}), not a tensor of shape {tuple(x.shape)}")  # fmt: skip
         if x.ndim == 2:
             return self(x.unsqueeze(0)).squeeze(0)
         if not self.training:
@@ -162,7 +158,7 @@ class Whitener(nn.Module):
         self.covariance.copy_(covariance.detach())
         self.batches += 1
         if batchwise:
-            check_rows(self.settings, width, n=x.shape[-2])
+            check_rows(self.settings, len(self.mean), n=x.shape[-2])
             return rearranged(x, self.settings.partition, self.over_batch)
         if self.settings.gradient != "full":
             covariance = covariance.detach()
@@ -176,8 +172,9 @@ class Whitener(nn.Module):
 
     def affine(self, x: Tensor, mean: Tensor, matrix: Tensor) -> Tensor:
         """(x - mean) times the matrix of each group: (v, n, d), (d,), (g, w, w) -> (v, n, d)."""
-        grouped = (x - mean).unflatten(-1, (-1, self.group_width)).unsqueeze(-2)  # (v, n, g, 1, w)
-        return (grouped @ matrix.to(grouped.dtype)).flatten(-3)
+        x, mean = (part.unflatten(-1, (-1, self.group_width)) for part in (x, mean))  # (v, n, g, w), (g, w)
+        centred = (x - mean).unsqueeze(-2)
+        return (centred @ matrix.to(centred.dtype)).flatten(-3)
 
     def matrix(self, mean: Tensor, covariance: Tensor) -> Tensor:
         """Whitening matrices for row vectors, from mean (d,) and covariances (g, w, w): (g, w, w)."""
