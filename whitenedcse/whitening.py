@@ -167,12 +167,9 @@ def whiten(x: Tensor, *, eps: float, gradient: Gradient = "centre", root: Root =
     >>> torch.allclose(covariance(whiten(x, eps=1e-6)), torch.eye(3), atol=1e-4)
     True
     """
-    n, d = x.shape[-2:]
-    if d == 2 and root is zca:
-        return group_whiten(x, width=2, eps=eps, gradient=gradient)
     xc, mean = _centred(x, eps, gradient)
     with torch.set_grad_enabled(gradient == "full" and torch.is_grad_enabled()):
-        cov = xc.mT @ xc / n
+        cov = xc.mT @ xc / x.shape[-2]
         matrix = root(cov, ridge(mean_variance(cov), eps, mean))
     return xc @ matrix
 
