@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from whitenedcse import ragged
 from whitenedcse.data.remote import fetched, is_url
 from whitenedcse.data.sources import SECONDS
-from whitenedcse.files import DIGESTS, intact, metadata, parsing
+from whitenedcse.files import DIGESTS, intact, parsing
 from whitenedcse.inputs import expanded
 from whitenedcse.model import packed
 from whitenedcse.model.attention import way
@@ -69,7 +69,6 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         quiet()
-        check_reads_text(backbone, source)
         self.source = source
         self.batches = chosen(batches, backbone)
         if lora is not None:
@@ -233,8 +232,6 @@ def pretrained(path: str, *, batches: Batches = "auto", lora: LoRA | None = None
     source = folder(path)
     intact(source, CHANGED)
     quiet()
-    for file in sorted(source.glob("*.safetensors")):
-        metadata(file)
     try:
         backbone, info = AutoModel.from_pretrained(source, output_loading_info=True, **OWN)
         tokenizer = AutoTokenizer.from_pretrained(source, **OWN)
@@ -255,7 +252,7 @@ def pretrained(path: str, *, batches: Batches = "auto", lora: LoRA | None = None
         return Encoder(backbone.float(), tokenizer, source, batches, lora)
 
 
-def check_reads_text(backbone: Any, source: Path | None) -> None:
+def check_reads_text(backbone: Any, source: Path) -> None:
     """Raise ValueError for a model that is no encoder of text."""
     decodes = "decoder_input_ids" in signature(backbone.forward).parameters
     reads = getattr(backbone, "main_input_name", "input_ids")
