@@ -98,20 +98,14 @@ class WhiteningSettings:
         return self.group_width
 
 
-def too_few_rows(settings: WhiteningSettings | None, d: int, *, n: int) -> str:
+def too_few_rows(settings: WhiteningSettings, d: int, *, n: int) -> str:
     """Why a batch of n sentences of width d cannot be whitened at full rank; "" where it can.
 
     With no more rows than channels eps alone bounds the gain, at 1 / sqrt(eps), and the loss would see noise.
     """
-    if settings is None or n > (width := settings.width(d)):
+    if n > (width := settings.width(d)):
         return ""
     return f"{n} sentences cannot whiten {width} channels, where eps={settings.eps} alone bounds the gain"
-
-
-def check_rows(settings: WhiteningSettings | None, d: int, *, n: int) -> None:
-    """Raise ValueError for `too_few_rows`; not for "pca" and "zca", which average over batches."""
-    if (said := too_few_rows(settings, d, n=n)) and settings and settings.kind not in WHOLE:
-        raise ValueError(f"{said}: use a larger data.batch_size or a smaller head.whitening.group_width")
 
 
 class Whitener(nn.Module):
@@ -158,7 +152,9 @@ class Whitener(nn.Module):
         self.covariance.copy_(covariance.detach())
         self.batches += 1
         if batchwise:
-            check_rows(self.settings, len(self.mean), n=x.shape[-2])
+            if said := too_few_rows(self.settings, len(self.mean), n=x.shape[-2]):
+                cure = "use a larger data.batch_size or a smaller head.whitening.group_width"
+                raise ValueError(f"{said}: {cure}")
             return rearranged(x, self.settings.partition, self.over_batch)
         if self.settings.gradient != "full":
             covariance = covariance.detach()
