@@ -41,11 +41,10 @@ def dropout(x: Tensor, layer: nn.Dropout, seed: Seed, *, onto: Tensor | None = N
 
     On CPU random numbers cost a quarter of PyTorch's and depend on `seed` alone.
     """
-    if not layer.training or layer.p == 0:
-        return x if onto is None else x + onto
-    if x.device.type != "cpu":
-        return F.dropout(x, layer.p) if onto is None else F.dropout(x, layer.p) + onto
-    return dropped(x, layer.p, seed, onto)
+    if x.device.type == "cpu" and layer.training and layer.p > 0:
+        return dropped(x, layer.p, seed, onto)
+    x = F.dropout(x, layer.p, layer.training)
+    return x if onto is None else x + onto
 
 
 def linear(layer: Any, x: Tensor, seed: Seed = 0) -> Tensor:
