@@ -104,7 +104,7 @@ DAMAGE = {
 def test_degenerate_batches_give_what_the_textbook_gives_and_finite_gradients(damage):
     for d, gradient, (root, matrix) in itertools.product((2, 4, 8), POLICIES, ROOTS.values()):
         x = DAMAGE[damage](draw(6, d)).float().requires_grad_()
-        y = wh.whiten(x, eps=1e-4, gradient=gradient, root=root)
+        y = wh.group_whiten(x, width=d, eps=1e-4, gradient=gradient, root=root)
         y.backward(draw(6, d, seed=1)[:, : x.shape[1]].float())
         assert x.grad.isfinite().all() and y.isfinite().all()
         if "iden" not in damage and "one" not in damage:
@@ -116,13 +116,13 @@ def test_degenerate_batches_give_what_the_textbook_gives_and_finite_gradients(da
 
 def test_the_full_gradient_is_right_where_eigenvalues_are_equal():
     for damage, d in itertools.product(list(DAMAGE.values())[:3], (2, 3, 8)):
-        call = functools.partial(wh.whiten, eps=0.1, gradient="full")
+        call = functools.partial(wh.group_whiten, width=d, eps=0.1, gradient="full")
         assert gradcheck(call, (damage(draw(6, d))[:1].requires_grad_(),), atol=1e-6)
     for d, (root, _) in itertools.product((2, 3, 4), ROOTS.values()):
         columns = torch.cat((torch.ones(6, 1, dtype=torch.float64), draw(6, d)[0] - 3), dim=1)
         x = 6**0.5 * torch.linalg.qr(columns).Q[:, 1:]  # orthogonal, and to the constant: covariance I
         near(wh.covariance(x), torch.eye(d), atol=1e-12)
-        call = functools.partial(wh.whiten, eps=1e-2, gradient="full", root=root)
+        call = functools.partial(wh.group_whiten, width=d, eps=1e-2, gradient="full", root=root)
         assert gradcheck(call, (x.requires_grad_(),))
 
 
@@ -131,7 +131,7 @@ def test_a_negative_determinant_or_eigenvalue_by_rounding_does_no_harm(d):
     channel = (draw(64, 50)[0].T - 3).float() * torch.logspace(-3, 3, 50).unsqueeze(-1)
     for gradient in POLICIES:
         x = (channel.unsqueeze(-1) * torch.linspace(1, 1.7, d)).requires_grad_()
-        y = wh.whiten(x, eps=1e-12, gradient=gradient)
+        y = wh.group_whiten(x, width=d, eps=1e-12, gradient=gradient)
         y.sum().backward()
         assert y.isfinite().all() and x.grad.isfinite().all()
 
