@@ -85,7 +85,10 @@ def scored(
     model = {"model": cfg.model, **(trained_here or run).origin}
     if source.embedder and not trained_here:
         model["encoder"] = source.embedder.encoder.provenance(cfg.model)
-    used = {name: cfg[name] for name in ("bf16", "sample", "classifier")} | source.facts
+    used = {name: cfg[name] for name in ("bf16", "sample", "classifier")} | {
+        "pooling": source.pooling,
+        "prompt": source.prompt,
+    }
     scores, items = suite.recorded((trained or {}) | model | protocol.facts | used, rows, results, plan)
     drawn = figures.draw(run.path, list(cfg.figures), pooled.kinds if pooled else {}, systems, plan, scores)
     few = [system.note_on_few_texts(plan, row.name) for system, row in zip(systems, rows, strict=True)]

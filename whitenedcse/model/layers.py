@@ -88,11 +88,6 @@ class Source(NamedTuple):
     prompt: str = ""
 
     @property
-    def facts(self) -> dict[str, str]:
-        """What scores.json says of it."""
-        return {"pooling": self.pooling, "prompt": self.prompt}
-
-    @property
     def steps(self) -> str:
         """Its pooling in words, and the transform with which the model ends, if it has one."""
         final = self.embedder.final if self.embedder else None
