@@ -34,17 +34,6 @@ def group_values(tmp_path, pattern, task="A"):
     return values, np.mean([task_draws(gold, x, sizes, 300, seed(gold))["all"] for x in items], axis=0)
 
 
-def test_a_verdict_on_two_runs_says_that_it_is_on_them_alone(tmp_path):
-    for name, noise, number in (("a", 0.3, 1), ("b", 2.0, 1), ("c", 2.0, None)):
-        folder = run(tmp_path / name, noise, 3, {"A": task(400, 0)[:1]})
-        scores = json.loads((folder / "scores.json").read_text())
-        (folder / "scores.json").write_text(json.dumps(scores | {"seed": number}))
-    for other, said in (("b", True), ("c", False)):  # that was not trained here
-        made = compare.compared([str(tmp_path / "a"), str(tmp_path / other)], 300)
-        assert made.verdict[0].startswith(f"worse than {tmp_path / 'a'} by ")
-        assert made.verdict[0].endswith(", these two runs alone") == said
-
-
 def test_groups_are_tested_by_t_over_seeds_with_the_variance_of_the_pairs(tmp_path):
     same, apart = "", "not paired by seed, as fewer than two seeds are in both"
     cases = [((3, 1, 2), (1, 2, 3), same), ((1, 2, 3), (4, 5), apart)]

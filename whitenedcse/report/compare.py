@@ -160,19 +160,13 @@ def verdict(first: str, what: str, found: Sequence[Difference]) -> list[str]:
     shown = [d for d in found if d.p is not None and d.p < ALPHA]
     shown.sort(key=lambda d: -abs(d.test.difference))
     said = {
-        "better than": [f"{d.label} {d.text}{alone(d)}" for d in shown if d.test.difference > 0],
-        "worse than": [f"{d.label} {d.text}{alone(d)}" for d in shown if d.test.difference < 0],
+        "better than": [f"{d.label} {d.text}" for d in shown if d.test.difference > 0],
+        "worse than": [f"{d.label} {d.text}" for d in shown if d.test.difference < 0],
         "not shown to differ from": [
             f"{d.label} {d.text}, {lacking_seeds(d, len(found))}" for d in found if d not in shown
         ],
     }
     return [f"{how} {first} by {what}: {'; '.join(some)}" for how, some in said.items() if some]
-
-
-def alone(d: Difference) -> str:
-    """That a difference of two runs that were trained here may be another with other seeds; or ""."""
-    seeds = [seed for by_seed in d.scores for seed in by_seed]
-    return ", these two runs alone" if len(seeds) == 2 and all(isinstance(s, int) for s in seeds) else ""
 
 
 def lacking_seeds(d: Difference, tests: int) -> str:
@@ -187,8 +181,7 @@ def lacking_seeds(d: Difference, tests: int) -> str:
     needed = seeds_needed(d.apart, tests)
     if needed is not None and needed <= n:
         return f"with {n} seeds"
-    guess = "by a rough guess from two " if n == 2 else ""
-    return f"with {n} seeds; about {needed or '1,000 or more'} would {guess}show a difference of this size"
+    return f"with {n} seeds; about {needed or '1,000 or more'} would show a difference of this size"
 
 
 def seeds_needed(apart: Sequence[float], tests: int = 1) -> int | None:
