@@ -1,13 +1,12 @@
 """The style of all figures, and the charts of a page about a run or a sweep, as PNG inside of the page.
 
-In the charts of a sweep each group has one colour and one mark.
+In the charts of a sweep over steps, settings and the space each group has one colour and one mark.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-import math
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from whitenedcse.evaluation.statistics import half_width, of_mean
-from whitenedcse.report.compare import Difference, main_score
+from whitenedcse.report.compare import Difference, Report, main_score
 from whitenedcse.report.sweep import Group, Sweep, given, measures
 from whitenedcse.run import SPEARMAN, Run, Series
 
@@ -170,38 +169,29 @@ def shape(ax: Axes, run: Run) -> None:
     ax.set(xlabel="uniformity (lower is better)", ylabel="alignment (lower is better)")
 
 
-def of_differences(found: Sequence[Difference], first: str, what: str) -> list[Chart]:
+def of_differences(made: Report) -> list[Chart]:
     """The chart of paired differences from the first group; none without any."""
-    if not found:
+    if not made.differences:
         return []
-    tall = max(1.6, 0.9 + sum(0.22 + 0.2 * len(wrapped(d.label).splitlines()) for d in found))
-    caption = (
-        f"Each group minus {first}. Small: one seed that both have. Large: the mean and its 95 % interval."
-    )
-    return [drawn(f"Difference of the {what}", partial(apart, found=found), caption, (1.5 * SIZE[0], tall))]
+    labels = [textwrap.fill(d.label, LINE) for d in made.differences]
+    lines = max(label.count("\n") + 1 for label in labels)
+    size = 1.5 * SIZE[0], 0.9 + (0.22 + 0.2 * lines) * len(labels)
+    caption = f"Each group minus {made.first}. Small: one seed that both have. "
+    caption += "Large: the mean and its 95 % interval."
+    draw = partial(apart, found=made.differences, labels=labels)
+    return [drawn(f"Difference of the {made.what}", draw, caption, size)]
 
 
-def apart(ax: Axes, found: Sequence[Difference]) -> None:
+def apart(ax: Axes, found: Sequence[Difference], labels: Sequence[str]) -> None:
     """Plot a row for each group: a dot for each pair of seeds, the mean difference and its interval."""
-    place = 0.0
-    for i, d in enumerate(found, 1):
-        colour, mark = look(i)
-        many = len(wrapped(d.label).splitlines())
-        dots = np.array(d.apart)
-        ax.plot(dots, np.full(len(dots), place - 0.18), mark, color=colour, alpha=0.45, ms=4, mew=0)
-        half = 0.0 if math.isnan(d.test.low) else d.test.high - d.test.difference
-        ax.errorbar(d.test.difference, place, xerr=half, fmt=mark, color=colour, capsize=3, markersize=6)
-        ax.text(0, place, wrapped(d.label), transform=ax.get_yaxis_transform(), ha="right", va="center")
-        place -= 0.5 + 0.5 * many
+    for i, d in enumerate(found):
+        ax.plot(d.apart, np.full(len(d.apart), i + 0.2), "o", color=COLOURS[0], alpha=0.45, ms=4, mew=0)
+        half = d.test.high - d.test.difference  # nan, and not drawn, without an interval
+        ax.errorbar(d.test.difference, i, xerr=half, fmt="o", color=COLOURS[0], capsize=3)
     ax.axvline(0, color="0.6", linewidth=0.8)
-    ax.set(xlabel="difference x 100", yticks=[], ylim=(place + 0.4, 0.6))
-    ax.spines["left"].set_visible(False)
+    ax.set(xlabel="difference x 100", ylim=(len(found) - 0.5, -0.5))
+    ax.set_yticks(range(len(found)), labels)
     ax.grid(axis="x", color="0.9")
-
-
-def wrapped(label: str) -> str:
-    """A label in lines that are broken between words."""
-    return textwrap.fill(label, LINE, break_long_words=True, break_on_hyphens=False)
 
 
 def of_sweep(sweep: Sweep) -> list[Chart]:

@@ -98,12 +98,13 @@ class Difference(NamedTuple):
 
 
 class Report(NamedTuple):
-    """A verdict in words, the tables below it, and the differences that it speaks of, with their name."""
+    """A verdict in words, tables, and the differences of `what` from `first` that the verdict speaks of."""
 
     verdict: list[str]
     grids: list[Grid]
     differences: list[Difference]
     what: str = ""
+    first: str = ""
 
     @property
     def parts(self) -> list[str | Grid]:
@@ -256,7 +257,8 @@ def comparison(sweep: Sweep, against: str | None = None) -> Report:
     p = iter(holm([d.p for d in found if d.p is not None]))
     found = [d if d.p is None else d._replace(p=next(p)) for d in found]
     grids = [averages(sweep, first, what, found), untouched(sweep), space(sweep), *by_task(sweep, first)]
-    return Report(verdict(first.label, what, found), [grid for grid in grids if grid.rows], found, what)
+    said, shown = verdict(first.label, what, found), [grid for grid in grids if grid.rows]
+    return Report(said, shown, found, what, first.label)
 
 
 def reference(sweep: Sweep, against: str | None) -> Group:

@@ -16,15 +16,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from whitenedcse.console import Grid
 from whitenedcse.files import writing
 from whitenedcse.report import charts
-from whitenedcse.report.charts import Chart
-from whitenedcse.report.compare import Report, comparison, reference
+from whitenedcse.report.compare import Report, comparison
 from whitenedcse.report.sweep import Sweep, gathered, paths, runs, write_csv
 from whitenedcse.report.tables import grids, training_grid
-from whitenedcse.run import SWEPT, Run, flat
+from whitenedcse.run import Run, flat
 
 COMMON = (  # settings that a reader asks for first; the page has all others that the runs share below
-    *("seed", "encoder.path", "data.corpus", "data.sample", "data.max_length", "data.batch_size", "views"),
-    *("pooling.kind", "optim.lr", "trainer.max_epochs", "trainer.max_steps", "monitor.dev"),
+    *("experiment", "system", "seed", "encoder.path", "data.corpus", "data.sample", "data.max_length"),
+    *("data.batch_size", "views", "pooling.kind", "optim.lr", "trainer.max_epochs", "trainer.max_steps"),
+    "monitor.dev",
 )
 TEMPLATES = Environment(
     loader=PackageLoader("whitenedcse.report"),
@@ -44,11 +44,11 @@ def write(names: Sequence[str], out: Path | None, against: str | None) -> tuple[
     """
     folders = paths(names)
     file = out or (folders[0] if len(folders) == 1 else Path())
-    file = file if file.suffix in (".html", ".htm") and not file.is_dir() else file / "report.html"
-    if len(folders) == 1 and Run(folders[0]).trains:
+    file = file if file.suffix == ".html" else file / "report.html"
+    run = Run(folders[0])
+    if len(folders) == 1 and run.trains:
         if against:
-            raise ValueError(f"--against {against!r}: {folders[0]} is one run, with nothing to compare")
-        run = Run(folders[0])
+            raise ValueError(f"--against {against!r}: {run.path} is one run, with nothing to compare")
         made, files = Report([], run_grids(run), []), [file]
         page = of_run(run, made)
     else:
@@ -57,7 +57,7 @@ def write(names: Sequence[str], out: Path | None, against: str | None) -> tuple[
         seeds = "seeds.csv" if file.stem == "report" else f"{file.stem}-seeds.csv"
         files = [file, file.with_name(seeds)]
         title = " ".join(Path(name).resolve().name for name in names[:3]) + (" ..." if names[3:] else "")
-        page = of_sweep(title, sweep, made, reference(sweep, against).label)
+        page = of_sweep(title, sweep, made)
     file.parent.mkdir(parents=True, exist_ok=True)
     if files[1:]:
         write_csv(sweep, files[1])
@@ -69,47 +69,34 @@ def write(names: Sequence[str], out: Path | None, against: str | None) -> tuple[
 def of_run(run: Run, made: Report) -> str:
     """The HTML page of one run, finished or not. made: its tables."""
     here = run.path.resolve()
-    title = f"{here.parent.name}/{here.name}" if (here.parent / SWEPT).exists() else here.name
     about = "finished" if run.scores else "NOT FINISHED"
-    return rendered(title, about, [run], made, charts.of_run(run))
+    parts = {"title": f"{here.parent.name}/{here.name}", "about": about, "charts": charts.of_run(run)}
+    return rendered([run], made, **parts, lead=[], groups=[])
 
 
-def of_sweep(title: str, sweep: Sweep, made: Report, first: str) -> str:
-    """The HTML page of a sweep. made: what `comparison` returns for it. first: the label of the reference."""
-    looks = [(*charts.look(i), group.label) for i, group in enumerate(sweep.groups)]
+def of_sweep(title: str, sweep: Sweep, made: Report) -> str:
+    """The HTML page of a sweep. made: what `comparison` returns for it."""
     finished = sum(run.scores is not None for run in sweep.runs)
     about = f"{len(sweep.groups)} groups, {len(sweep.runs)} runs, {finished} finished; "
     about += "every run is a line of the csv file beside this page"
+    looks = [(*charts.look(i), group.label) for i, group in enumerate(sweep.groups)]
     groups = [(colour, charts.MARKS[mark], label) for colour, mark, label in looks]
-    lead = charts.of_differences(made.differences, first, made.what)
-    return rendered(title, about, sweep.runs, made, charts.of_sweep(sweep), groups=groups, lead=lead)
+    parts = {"title": title, "about": about, "groups": groups, "charts": charts.of_sweep(sweep)}
+    return rendered(sweep.runs, made, **parts, lead=charts.of_differences(made))
 
 
-def rendered(  # noqa: PLR0913  the parts of a page, in their order
-    title: str,
-    about: str,
-    every: Sequence[Run],
-    made: Report,
-    below: Sequence[Chart],
-    *,
-    lead: Sequence[Chart] = (),
-    groups: Sequence[tuple[str, str, str]] = (),
-) -> str:
-    """The HTML page of runs: a line about them, verdict, charts, what they share, tables, and more charts."""
+def rendered(every: Sequence[Run], made: Report, **parts: Any) -> str:
+    """The HTML page of runs. parts: what templates/page.html shows beside their verdict, facts and tables."""
     facts = [run.facts for run in every]
     settings, noted = same([flat(run.settings) for run in every]), same(map(flat, facts))
-    known = {name: settings.get(name, noted.get(name)) for name in ("experiment", "system", *COMMON)}
+    known = {name: settings.get(name, noted.get(name)) for name in COMMON}
     short = {name: value for name, value in known.items() if value is not None}
     more = {"commit": {*map(commit, facts)}, "machine": {*map(hardware, facts)}}
     return TEMPLATES.get_template("page.html").render(
-        title=title,
-        about=about,
+        **parts,
         verdict=made.verdict,
-        lead=lead,
         facts=short | {name: ", ".join(sorted(values)) for name, values in more.items()},
         tables=made.grids,
-        groups=groups,
-        charts=below,
         files={
             "Command": "\n".join(dict.fromkeys(fact.get("command", "") for fact in facts)),
             "Settings (config.yaml)": yaml.safe_dump(settings, sort_keys=False, allow_unicode=True),
