@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import io
 import textwrap
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from matplotlib.ticker import MaxNLocator
 
 from whitenedcse.evaluation.statistics import half_width, of_mean
 from whitenedcse.report.compare import Difference, Report, main_score
-from whitenedcse.report.sweep import Group, Sweep, given, measures
+from whitenedcse.report.sweep import WAYS, Group, Sweep, given, measures
 from whitenedcse.run import SPEARMAN, Run, Series
 
 LABEL = "Spearman x 100"
@@ -52,8 +51,7 @@ class Chart(NamedTuple):
 def drawn(title: str, draw: Callable[[Axes], None], caption: str, size: tuple[float, float] = SIZE) -> Chart:
     """A chart that `draw` draws on white, with the same bytes for the same numbers."""
     stream = io.BytesIO()
-    with rc_context(PAGE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a letter that the font lacks
+    with rc_context(PAGE):
         figure = Figure(figsize=size, layout="constrained")
         draw(figure.subplots())
         figure.savefig(stream, format="png", metadata={"Software": None})
@@ -66,12 +64,10 @@ def look(i: int) -> tuple[str, str]:
     return COLOURS[i % len(COLOURS)], marks[(i + i // len(COLOURS)) % len(marks)]
 
 
-def over_steps(ax: Axes, what: str, zero: bool = False) -> None:
-    """Labels a plot of `what` over optimiser steps, which are whole numbers; zero: where its axis starts."""
+def over_steps(ax: Axes, what: str) -> None:
+    """Labels a plot of `what` over optimiser steps, which are whole numbers."""
     ax.set(xlabel="optimiser steps", ylabel=what)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    if zero:
-        ax.set_ylim(0, 1.05 * ax.dataLim.ymax or 1)  # matplotlib's margin is a share of the range of the data
 
 
 def of_run(run: Run) -> list[Chart]:
@@ -98,7 +94,9 @@ def curves(ax: Axes, series: Mapping[str, Series], what: str) -> None:
             steps = steps[width // 2 :][: len(y)]
         few = mark if len(y) <= 20 else ""
         ax.plot(steps, y, marker=few, color=colour, label=label, linewidth=1.4, markersize=3)
-    over_steps(ax, what, zero=what != SCORE)
+    over_steps(ax, what)
+    if what != SCORE:
+        ax.set_ylim(bottom=0)
     if len(series) > 1:
         legend(ax, 3)
 
@@ -117,12 +115,12 @@ def named(run: Run, beginning: str, but: Sequence[str] = ()) -> dict[str, Series
 
 def dev_scores(run: Run) -> dict[str, Series]:
     """The dev score, and that of the best k of each whitening at every evaluation; {} without dev pairs."""
-    shown = {"as it is": run.series[SPEARMAN]} if SPEARMAN in run.series else {}
-    for fitted, label in (("corpus", "training"), ("dev", "dev")):
-        every = list(named(run, f"dev/whitened_on_{fitted}_k").values()) if shown else []
-        steps = sorted({step for series in every for step in series.steps.tolist()})
-        best = [max(v for s in every for v in s.values[s.steps == step]) for step in steps]
-        shown |= {f"whitened ({label})": Series(np.array(steps), np.array(best))} if every else {}
+    shown: dict[str, Series] = {}
+    for way, beginning in WAYS.items() if SPEARMAN in run.series else ():
+        every = [series for name, series in run.series.items() if name.startswith(beginning)]
+        points = sorted(point for series in every for point in zip(*series, strict=True))
+        best = dict(points)  # of a step the last, which is the highest
+        shown |= {way: Series(np.array([*best]), np.array([*best.values()]))} if best else {}
     return shown
 
 
@@ -161,10 +159,8 @@ def shape(ax: Axes, run: Run) -> None:
     names = ("dev/uniformity", "dev/alignment")
     x, y = np.array([[run.series[name].at(step) for step in steps.tolist()] for name in names])
     ax.plot(x, y, "-", color="0.75", linewidth=1, zorder=1)
-    points = ax.scatter(x, y, c=steps, cmap="viridis", s=26, zorder=2)
-    if len(steps) > 1:
-        ticks = MaxNLocator(5, steps=[1, 2, 5, 10])
-        ax.figure.colorbar(points, ax=ax, label="step", fraction=0.05, ticks=ticks)
+    points = ax.scatter(x, y, c=steps, s=26, zorder=2)
+    ax.figure.colorbar(points, ax=ax, label="step")
     ax.margins(0.2)
     ax.set(xlabel="uniformity (lower is better)", ylabel="alignment (lower is better)")
 
