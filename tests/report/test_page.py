@@ -92,7 +92,7 @@ def test_a_curve_over_a_setting_has_its_names_above_it_and_numbers_apart():
         charts.curve(ax, lines, "optim.lr", "test average")
         figure.savefig(io.BytesIO())
         boxes = [label.get_window_extent() for label in ax.get_xticklabels() if label.get_text()]
-    assert ax.get_legend().get_window_extent().y0 > ax.bbox.y1 - 1
+    assert figure.legends[0].get_window_extent().y0 > ax.bbox.y1 - 1
     assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 

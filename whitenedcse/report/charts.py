@@ -34,7 +34,8 @@ STYLE: Any = {
     "axes.spines.right": False,
     "savefig.dpi": 150,
 }
-PAGE: Any = STYLE | {"font.size": 10.5, "text.parse_math": False, "legend.frameon": False}
+PAGE: Any = STYLE | {"font.size": 10.5, "text.parse_math": False}
+PAGE |= {"legend.frameon": False, "legend.fontsize": 9, "legend.handlelength": 1.4}
 SIZE = (4.6, 3.1)  # inches; a phone shows it at about this size
 LINE = 46  # letters of a label in a line of a chart
 MANY = 50  # values of a series, of which a moving mean is shown
@@ -98,13 +99,7 @@ def curves(ax: Axes, series: Mapping[str, Series], what: str) -> None:
     if what != SCORE:
         ax.set_ylim(bottom=0)
     if len(series) > 1:
-        legend(ax, 3)
-
-
-def legend(ax: Axes, columns: int) -> None:
-    """Put the legend above the plot, where it covers no data."""
-    tight = {"handlelength": 1.4, "handletextpad": 0.4, "columnspacing": 1.1, "borderaxespad": 0.2}
-    ax.legend(loc="lower left", bbox_to_anchor=(-0.06, 1.0), ncols=columns, fontsize=9, **tight)
+        ax.figure.legend(loc="outside upper left", ncols=3)
 
 
 def named(run: Run, beginning: str, but: Sequence[str] = ()) -> dict[str, Series]:
@@ -253,7 +248,7 @@ def curve(ax: Axes, lines: dict[str, Points], name: str, what: str) -> None:
         ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))  # as 0.00015 is long
     ax.set(xlabel=name, ylabel=f"{what}, x 100")
     if len(lines) > 1:
-        legend(ax, 2 if max(map(len, lines)) < 25 else 1)
+        ax.figure.legend(loc="outside upper left", ncols=2 if max(map(len, lines)) < 25 else 1)
 
 
 def over_training(ax: Axes, groups: Sequence[Group]) -> None:
