@@ -150,7 +150,7 @@ def given(run: Run) -> dict[str, str]:
 def labels(firsts: Sequence[Run]) -> list[str]:
     """A label for each group, given one run of each: what differs in what all command lines give.
 
-    Groups that this does not tell apart have what else was given, or in the end other settings, that differ.
+    Where that does not tell all groups apart, it is all that was given, or in the end all settings, that differ.
     """
     if len(firsts) == 1:
         named = (firsts[0].facts.get(name) for name in BARE)
@@ -158,13 +158,10 @@ def labels(firsts: Sequence[Run]) -> list[str]:
     words, settings = [given(run) for run in firsts], [texts(run) for run in firsts]
     in_all = [{name: own[name] for name in own if all(name in other for other in words)} for own in words]
     known = [values | own for values, own in zip(settings, words, strict=True)]
-    made = [""] * len(firsts)
     for tables in (in_all, words, settings):
-        alike = {
-            own: [table for table, other in zip(tables, made, strict=True) if other == own] for own in made
-        }
-        more = [label(values, differing(alike[own])) for values, own in zip(known, made, strict=True)]
-        made = [", ".join(filter(None, parts)) for parts in zip(made, more, strict=True)]
+        made = [label(values, differing(tables)) for values in known]
+        if len(set(made)) == len(made):
+            break
     return [own or "default settings" for own in made]
 
 
