@@ -141,8 +141,7 @@ def texts(run: Run) -> dict[str, str]:
 def given(run: Run) -> dict[str, str]:
     """What was given to a run by name, but for its seed, and experiment and system if a sweep chose them."""
     words = run.facts.get("overrides") or run.facts.get("command", "").split()
-    unquoted = [re.sub("^([^=]+)='([^']*)'$", r"\1=\2", word) for word in words]  # quoted in Python
-    own = dict(word.lstrip("+").split("=", 1) for word in unquoted if "=" in word)
+    own = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
     chosen = {name: run.facts[name] for name in BARE if run.facts.get(name)} | own
     return {name: text for name, text in chosen.items() if name not in FREE and "hydra" not in name}
 
