@@ -149,7 +149,7 @@ def given(run: Run) -> dict[str, str]:
 def labels(firsts: Sequence[Run]) -> list[str]:
     """A label for each group, given one run of each: what differs in what all command lines give.
 
-    Where that does not tell all groups apart, it is all that was given, or in the end all settings, that differ.
+    Where that does not tell all groups apart: what differs in all that was given, or in all settings.
     """
     if len(firsts) == 1:
         named = (firsts[0].facts.get(name) for name in BARE)
