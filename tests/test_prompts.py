@@ -172,7 +172,7 @@ def test_a_source_is_encoded_with_the_prompt_that_is_asked_for(embedder, tmp_pat
         opened = source(str(tmp_path / "best"), None, asked)
         (x,), _ = vectors(opened, SENTENCES, Vectors([None]))
         assert_allclose(x, embedder.encode(before(used)), atol=1e-5)
-        assert opened.facts["prompt"] == used
+        assert opened.prompt == used
     monkeypatch.chdir(tmp_path)
     (tmp_path / "of_lengths.py").write_text("def encode(texts): return [[len(text), 1.0] for text in texts]")
     for asked, more in ((None, 0), ("a ", 2)):

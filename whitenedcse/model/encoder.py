@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from whitenedcse import ragged
 from whitenedcse.data.remote import fetched, is_url
 from whitenedcse.data.sources import SECONDS
-from whitenedcse.files import DIGESTS, intact, parsing
+from whitenedcse.files import DIGESTS, intact, metadata, parsing
 from whitenedcse.inputs import expanded
 from whitenedcse.model import packed
 from whitenedcse.model.attention import way
@@ -232,6 +232,8 @@ def pretrained(path: str, *, batches: Batches = "auto", lora: LoRA | None = None
     source = folder(path)
     intact(source, CHANGED)
     quiet()
+    for file in sorted(source.glob("*.safetensors")):
+        metadata(file)
     try:
         backbone, info = AutoModel.from_pretrained(source, output_loading_info=True, **OWN)
         tokenizer = AutoTokenizer.from_pretrained(source, **OWN)
