@@ -41,9 +41,9 @@ def some(n):
     return [f"{SENTENCES[i % 8]} {words[i % 31]} {words[i // 31 % 31]}" for i in range(n)]
 
 
-def datasets(root):
+def datasets(root, rows=60):
     """A few rows of each set, in the form of the real files; a readout is chosen on 50 pairs or more."""
-    copy(root, "", rows=60, text=some(130).__getitem__)
+    copy(root, "", rows=rows, text=some(3 * rows).__getitem__)
     write(root / "wiki1m_for_simcse.txt", "".join(f"{text}\n" for text in some(128)))
     rows = "".join(f"{a},{b},{c}\n" for a, b, c in zip(some(128), some(129)[1:], some(130)[2:], strict=True))
     write(root / "nli_for_simcse.csv", f"sent0,sent1,hard_neg\n{rows}")

@@ -19,8 +19,8 @@ from whitenedcse.report import published
 # tables; of the encoder layers and width, as many as the most components kept; rows of a set, for a whitening
 # more
 SIZES = {
-    "WhitenedCSE/T2 WhitenedCSE/T6": (2, 48, 24),
-    "WhiteningBERT/T1 WhiteningBERT/T3": (12, 48, 40),
+    "WhitenedCSE/T2 WhitenedCSE/T6": (2, 48, 60),
+    "WhiteningBERT/T1 WhiteningBERT/T3": (12, 48, 60),
     "BERT-whitening/T1": (2, 384, 220),
 }
 
