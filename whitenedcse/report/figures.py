@@ -101,34 +101,21 @@ def component_curves(curves: Mapping[str, Mapping[str, NDArray[np.float64]]], sa
         for ax, task, title in zip(axes, tasks, short(tasks), strict=False):
             for (name, by), colour in zip(curves.items(), COLOURS, strict=False):
                 ax.plot(np.arange(1, len(by[task]) + 1), by[task], color=colour, linewidth=1.2, label=name)
-            defined = [(by[task], name) for name, by in curves.items() if np.isfinite(by[task]).any()]
-            value, k, of = max((np.nanmax(y), int(np.nanargmax(y)) + 1, name) for y, name in defined)
-            name = f"\n{textwrap.fill(of, 30)}" if len(curves) > 1 else ""
-            _mark(ax, k, value, f"{value:.2f} at k = {k}{name}")
-            ax.set_title(title)
+            defined = [by[task] for by in curves.values() if np.isfinite(by[task]).any()]
+            value, k = max((np.nanmax(y), int(np.nanargmax(y)) + 1) for y in defined)
+            ax.plot(k, value, "o", color=BEST)
+            ax.set_title(f"{title}\n{value:.2f} at k = {k}")
         for ax in axes[len(tasks) :]:
             ax.remove()
         for ax in axes[max(0, len(tasks) - wide) : len(tasks)]:  # a label of the figure would hide the legend
             ax.set_xlabel("components kept, k")
         handles, names = axes[0].get_legend_handles_labels()
-        texts = [textwrap.fill(name, int(11 * figure.get_figwidth())) for name in names]
-        figure.legend(handles, texts, loc="outside lower center", frameon=False)
+        figure.legend(handles, names, loc="outside lower center", frameon=False)
         figure.supylabel(LABEL, size=9)
-
-
-def _mark(ax: Axes, x: float, y: float, label: str) -> None:
-    """Draw a dot on the best point, with its label above the data and centred on the axes."""
-    ax.plot(x, y, "o", color=BEST, markersize=6)
-    ax.margins(y=0.1)
-    low, top = ax.get_ylim()
-    ax.set_ylim(low, top + (0.12 + 0.1 * label.count("\n")) * (top - low))
-    ax.text(0.5, 0.98, label, transform=ax.transAxes, ha="center", va="top", color=BEST)
 
 
 def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     """Write records as CSV, with the keys of the first as header: a list as 1+12, what is undefined empty."""
-    if not records:
-        raise ValueError(f"{path}: no records to write")
     with writing(path, "w") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(records[0])
@@ -207,7 +194,8 @@ def _subsets(run: Path, planes: NDArray[Any], plan: Plan, said: Said) -> str:
         sizes = [row["size"] for row in best]
         ax.plot(sizes, [row[said.mean] for row in best], "o-", color="0.35", markersize=4)
         of = f"{'layers' if top['size'] > 1 else 'layer'} {' + '.join(map(str, top['layers']))}"
-        _mark(ax, top["size"], top[said.mean], f"best {top[said.mean]:.2f}\n{of}")
+        ax.plot(top["size"], top[said.mean], "o", color=BEST)
+        ax.set_title(f"best {top[said.mean]:.2f}\n{of}")
         ax.set(xlabel="layers averaged", ylabel=f"best average {LABEL}", xticks=sizes)
     most = max(len(row["layers"]) for row in records)
     return f"the best set of up to {most} layers is {top['layers']}: {top[said.mean]:.2f}"
