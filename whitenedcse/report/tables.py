@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from whitenedcse.console import Grid
@@ -85,18 +85,13 @@ def described(name: str) -> str:
 
 def grids(scores: Mapping[str, Any]) -> list[Grid]:
     """The tables of evaluate.py's scores.json."""
-    rows = scores["rows"]
-    every: dict[str, Callable[[], Grid]] = {
-        "sts": lambda: sts_grid(rows, scores["headline"]),
-        "transfer": lambda: accuracy_grid(rows),
-        "rte": lambda: rte_grid(rows),
-        "geometry": lambda: geometry_grid(rows),
-    }
-    return [grid() for kind, grid in every.items() if kind in rows[0]]
+    every = {"sts": sts_grid, "transfer": accuracy_grid, "rte": rte_grid, "geometry": geometry_grid}
+    return [grid(scores) for kind, grid in every.items() if kind in scores["rows"][0]]
 
 
-def sts_grid(rows: Sequence[Mapping[str, Any]], headline: str) -> Grid:
+def sts_grid(scores: Mapping[str, Any]) -> Grid:
     """The STS table of one system, or of several; a single task has no average."""
+    rows, headline = scores["rows"], scores["headline"]
     tasks = rows[0]["sts"]["tasks"].values()
     with_subsets = any(len(task.get("subsets", ())) > 1 for task in tasks)  # else all aggregations are equal
     if len(rows) == 1:
@@ -161,11 +156,11 @@ def undefined(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(said)
 
 
-def accuracy_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
+def accuracy_grid(scores: Mapping[str, Any]) -> Grid:
     """The table of transfer tasks: a row for each system, a column for each task."""
-    columns = ["", "fitted", *short(list(rows[0]["transfer"]["tasks"])), "average"]
+    columns = ["", "fitted", *short(scores["rows"][0]["transfer"]["tasks"]), "average"]
     lines = []
-    for row in rows:
+    for row in scores["rows"]:
         done = row["transfer"]
         cells = [with_half(task["accuracy"], task["interval"]) for task in done["tasks"].values()]
         lines.append([row["name"], row["setting"], *cells, with_half(done["avg"], done["interval"])])
@@ -173,10 +168,10 @@ def accuracy_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
     return Grid("accuracy x 100", columns, lines, [CERTAINTY], right=numbers, best=numbers)
 
 
-def rte_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
+def rte_grid(scores: Mapping[str, Any]) -> Grid:
     """The table of RTE by a threshold: accuracy, that of the larger class alone, and the confusion."""
     lines = []
-    for row in rows:
+    for row in scores["rows"]:
         rte = row["rte"]
         counts = [str(n) for predicted in rte["confusion"].values() for n in predicted.values()]
         accuracy = with_half(rte["accuracy"], rte["interval"])
@@ -186,16 +181,16 @@ def rte_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
     return Grid("RTE dev, accuracy x 100", columns, lines, notes, range(2, len(columns)))
 
 
-def geometry_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
+def geometry_grid(scores: Mapping[str, Any]) -> Grid:
     """The table of geometry: a row for each system, a column for each measure."""
     names = ("alignment", "uniformity", "mean_cosine", "isotropy", "effective_rank")
     lines = []
-    for row in rows:
+    for row in scores["rows"]:
         found = [row["geometry"][name] for name in names]
         cells = [number(value, 0 if value is not None and value > 9.5 else 3) for value in found]
         lines.append([row["name"], row["setting"], *cells])
     columns = ["", "fitted", *(name.replace("_", " ") for name in names)]
-    of = rows[0]["geometry"]
+    of = scores["rows"][0]["geometry"]
     title = f"geometry on {short([of['task']])[0]}"
     return Grid(title, columns, lines, alignment_note(of), range(2, len(columns)))
 
