@@ -77,7 +77,6 @@ def run(path, wanted, *, seed=None, scores=None, encoder=None, name="as it is", 
     records = [f"1+2+12,{t},1,2,3" for t in (*STS, "average")]
     for file in ("layers", "subsets"):
         (path / f"{file}.csv").write_text("\n".join(["layers,task,all,mean,wmean", *records]))
-    (path / "projection.csv").write_text("x,y\n0,0\n")
     records = [f"whitening (nli),{k},SICK-R,1,2,{k}" for k in (108, 109, 110)]
     (path / "components.csv").write_text("\n".join(["row,k,task,all,mean,wmean", *records]))
     return path
@@ -346,12 +345,3 @@ def test_a_folder_stands_for_the_runs_below_it_and_what_trained_is_found_from_th
     (here / "scores.json").write_text("{")
     with pytest.raises(ValueError, match=r"a.scores.json"):
         report(key, [tmp_path])
-
-
-def test_every_table_and_figure_has_a_name():
-    parts = "T1 T2 T3 T4 T5 T6 F1 F3 T1 T2 T3 F1 F2 T1 T2 F1".split()
-    assert [key.split("/")[1] for key in TABLES] == parts
-    for key, table in TABLES.items():
-        paper, (kind, number) = key.split("/")
-        assert table["source"].startswith(f"{paper}, arXiv:2")
-        assert table["source"].endswith(f"{dict(T='Table', F='Figure')[kind]} {number}")

@@ -133,7 +133,8 @@ def asked(published: Mapping[str, Any], compose: Compose) -> dict[str, Any]:
 
 def found_in(scores: Mapping[str, Any], row: Mapping[str, Any], trained: Run | None) -> dict[str, Any]:
     """The conditions under which a row of a run's scores was made, by the same names as in `asked`."""
-    named = {"encoder": scores.get("encoder"), "trained": bool(trained)}
+    unknown = {"path": "random weights", "commit": None, "architecture": None}
+    named = {"encoder": scores.get("encoder") or unknown, "trained": bool(trained)}
     if trained:
         named |= of_training(trained.settings)
     return named | of_evaluation(scores, row, scores.get("classifier") if "transfer" in row else None)
@@ -226,8 +227,8 @@ def candidates(
 
 def differences(wanted: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
     """What differs between the conditions of a published row and those found, in words."""
-    if not is_encoder(wanted["encoder"], here["encoder"]):
-        own = here["encoder"] or {"path": ABSENT, "architecture": None}
+    own = here["encoder"]
+    if not is_encoder(wanted["encoder"], own):
         yield f"encoder={own['path']} ({own['architecture']}), the row has {wanted['encoder']}"
     for name in dict.fromkeys([*wanted, *here]):
         a, b = here.get(name, ABSENT), wanted.get(name, ABSENT)
@@ -246,10 +247,8 @@ def follows(name: str, wanted: Mapping[str, Any], here: Mapping[str, Any]) -> bo
     return any(side.get(part, ABSENT) is None for part in above for side in (wanted, here))
 
 
-def is_encoder(name: str, here: Mapping[str, Any] | None) -> bool:
+def is_encoder(name: str, here: Mapping[str, Any]) -> bool:
     """Whether an encoder is the one with this hub id: from the hub, or a directory of that name and shape."""
-    if here is None:
-        return False
     if here["commit"]:
         return str(here["path"]) in (name, *(f"{owner}/{name}" for owner in OWNERS))
     same = Path(here["path"]).name == Path(name).name
@@ -278,8 +277,8 @@ def read(wanted: Mapping[str, Any], table: Mapping[str, Any], made: Made) -> dic
     elif file == "diversity" and made.trained:
         series = {name: made.trained.series.get(f"train/diversity_{name}") for name in table["columns"]}
         values = {name: float(s.values[-1]) for name, s in series.items() if s}
-    elif file == "geometry" and (made.path / "projection.csv").is_file():
-        values = {name: row["geometry"][name] for name in table["columns"] if name in row.get("geometry", {})}
+    elif file == "geometry":
+        values = {name: row.get("geometry", {}).get(name) for name in table["columns"]}
     elif file:
         values = drawn(made.path / file, mean, wanted.get("where", {}))
     elif mean:
