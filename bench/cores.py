@@ -153,7 +153,7 @@ def steps(who: str, shape: str, precision: str, *, folder: Path, wait: Callable[
     from bench.peers import Work, corpus, encoder, ours, sentence_transformers, silence
 
     silence()
-    work = Work(encoder(shape, folder), corpus("wiki", folder), 64, 2, 2, 32, steps=200)
+    work = Work(encoder(shape, folder), corpus(folder), 64, 2, 2, 32, steps=200)
     if who == "ours":
         loop = ours(work, precision={"fp32": "32-true", "bf16": "bf16-mixed"}[precision])
     else:

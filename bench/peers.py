@@ -33,7 +33,6 @@ from whitenedcse.app.config import CONF
 from whitenedcse.app.train import built
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import located, roots
-from whitenedcse.evaluation.tasks import STS, task, texts
 from whitenedcse.model.encoder import quiet
 from whitenedcse.training.loggers import Metrics, PlainProgress, Record
 
@@ -95,15 +94,12 @@ def encoder(shape: str, folder: Path) -> Path:
     return folder
 
 
-def corpus(text: str, folder: Path) -> Path:
-    """A file of one sentence a line: real Wikipedia, or the sentences of the seven STS tasks."""
-    if text == "wiki":
-        with bz2.open(located("wiki1m_like"), "rt") as stream:
-            lines = [line.rstrip("\n") for line in islice(stream, 20_000)]
-    else:
-        lines = list(dict.fromkeys(line for name in STS for line in texts(task(name))))
-    path = folder / f"{text}.txt"
-    path.write_text("\n".join(line for line in lines if line.strip()) + "\n")
+def corpus(folder: Path) -> Path:
+    """A file of one sentence a line: 20,000 of Wikipedia."""
+    with bz2.open(located("wiki1m_like"), "rt") as stream:
+        lines = [line for line in islice(stream, 20_000) if line.strip()]
+    path = folder / "wiki.txt"
+    path.write_text("".join(lines))
     return path
 
 

@@ -1,6 +1,6 @@
 """One training step against sentence-transformers and a padded loop in SimCSE's manner.
 
-WHITENEDCSE_DATA=DATA python -m bench.step [--shape small] [--text wiki] [--only NAME,NAME]
+WHITENEDCSE_DATA=DATA python -m bench.step [--shape small] [--only NAME,NAME]
 
 A step is everything from batch to batch: loading, forward, backward, clipping at 1.0, AdamW, schedule, and
 what the trainer adds. Every variant runs its own training loop in a thread of its own, and at the end of a
@@ -16,8 +16,8 @@ Executed FLOPs are counted as torch runs them in the first step (FlopCounterMode
 backward). Useful ones are 6 P t + 12 L d sum(l^2): P weights of the L layers of width d, t tokens without
 padding, l the length of each sentence. The peak is the best of several matrix products in that precision.
 
-DATA holds wiki/wiki1m_like.txt.bz2, of which the first 20,000 lines are taken, and senteval/; encoders and
-tokenizers are in DATA/../models. --shape tiny shows what a step costs around its encoder.
+DATA holds wiki/wiki1m_like.txt.bz2, of which the first 20,000 lines are taken; encoders and tokenizers are in
+DATA/../models. --shape tiny shows what a step costs around its encoder.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def compared(work: Work, names: list[str], options: argparse.Namespace) -> list[
         }
         shown |= set(rows)
         if rows:
-            tables.append(measure.table(f"{title}; {described(options)}", rows, baton.seconds))
+            tables.append(measure.table(f"{title}; {options.shape}", rows, baton.seconds))
     facts, useful = text_facts(work), useful_flops(work)
     print(f"\n{facts}\nuseful GFLOP a step: {useful / 1e9:.1f}")
     print("  variant        GFLOP run   GFLOP/s run  of peak  useful of peak   loss of step 1")
@@ -168,11 +168,6 @@ def compared(work: Work, names: list[str], options: argparse.Namespace) -> list[
     print("  peak GFLOP/s: " + "  ".join(f"{name} {peak / 1e9:.0f}" for name, peak in peaks.items()))
     more = {"text": facts, "flops": baton.flops, "useful": useful, "losses": baton.losses, "peaks": peaks}
     return [*tables, more]
-
-
-def described(options: argparse.Namespace) -> str:
-    """The work in a few words."""
-    return f"{options.shape}, {options.text}, batch {options.batch}, {options.views} views"
 
 
 def lengths(work: Work) -> np.ndarray[Any, Any]:
@@ -283,10 +278,6 @@ def arguments() -> argparse.Namespace:
     """The options; what --quick and each mode choose."""
     parser = measure.parser(__doc__)
     parser.add_argument("--shape", choices=[*BERTS, "minilm"], default="small")
-    parser.add_argument("--text", choices=["wiki", "sts"], default="wiki")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--views", type=int, default=2, help="peers take part with 2")
-    parser.add_argument("--passes", type=int, help="of ours through the encoder; as many as views")
     parser.add_argument("--only", help=f"some of {','.join(MAKERS)}")
     parser.add_argument("--memory", action="store_true", help="the peak of a step of each instead")
     parser.add_argument("--profile", choices=MAKERS, help="where three steps of one variant go instead")
@@ -294,7 +285,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--measure", choices=MAKERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 3 if options.grow else 5)
-    options.passes = options.passes or options.views
     options.only = options.only.split(",") if options.only else list(MAKERS)
     if unknown := set(options.only) - set(MAKERS):
         parser.error(f"--only {','.join(sorted(unknown))}: there are {','.join(MAKERS)}")
@@ -304,8 +294,6 @@ def arguments() -> argparse.Namespace:
 def results(work: Work, options: argparse.Namespace) -> list[dict[str, Any]]:
     """What was asked for."""
     names = [name for name in MAKERS if name in options.only]
-    if work.views != 2 or work.passes != 2:
-        names = [name for name in names if not name.startswith(("st-", "simcse"))]
     if options.grow:
         return grown(work, options.threads)
     if options.profile:
@@ -319,8 +307,7 @@ def main() -> None:
     silence()
     with tempfile.TemporaryDirectory() as name:
         folder, steps = Path(name), 4 if options.profile or options.measure else options.rounds + 1
-        made = encoder(options.shape, folder), corpus(options.text, folder)
-        work = Work(*made, options.batch, options.views, options.passes, 32, steps)
+        work = Work(encoder(options.shape, folder), corpus(folder), 64, 2, 2, 32, steps)
         if options.measure:
             torch.set_num_threads(options.threads)
             print(peak_memory(work, options.measure))
