@@ -162,18 +162,11 @@ def steps(who: str, shape: str, precision: str, *, folder: Path, wait: Callable[
     loop(lambda loss: wait(next(words, "done")))
 
 
-def models() -> Path:
-    """The encoders beside the data."""
-    from whitenedcse.data.sources import roots
-
-    return roots()[0].resolve().parent / "models"
-
-
 def encode(who: str, precision: str, *, folder: Path, quick: bool) -> Turn:
     """From texts to vectors."""
-    from bench.encode import opened, variants, wikipedia
+    from bench.encode import MODELS, opened, variants, wikipedia
 
-    run = variants(*opened(str(models() / "minilm-mlm")))
+    run = variants(*opened(str(MODELS / "minilm-mlm")))
     texts = wikipedia(500 if quick else 2_000)
     theirs = {"fp32": "theirs fp32", "bf16": "theirs bf16 autocast"}
     way = run[f"ours {precision}" if who == "ours" else theirs[precision]]
@@ -182,11 +175,11 @@ def encode(who: str, precision: str, *, folder: Path, quick: bool) -> Turn:
 
 def sts(who: str, precision: str, *, folder: Path, quick: bool) -> Turn:
     """From texts to seven scores."""
-    from bench.encode import embedder
+    from bench.encode import MODELS, embedder
     from bench.evaluate import QUICK, TASKS, spearman
     from whitenedcse.evaluation.tasks import subsets
 
-    ours = embedder(str(models() / "minilm-mlm"))
+    ours = embedder(str(MODELS / "minilm-mlm"))
     tasks = {name: subsets(name) for name in (QUICK if quick else TASKS)}
     return lambda: spearman(ours, tasks, bf16=precision == "bf16")
 
@@ -195,12 +188,13 @@ def tokenise(who: str, *, folder: Path, quick: bool) -> Turn:
     """From a file to the cache, anew each time."""
     from transformers import AutoTokenizer
 
+    from bench.encode import MODELS
     from bench.loading import LENGTH, sentences, written
     from whitenedcse.data.corpus import Corpus
     from whitenedcse.data.tokens import tokenised
 
     path = written(sentences(100_000 if quick else 1_000_000), folder / "wiki.txt")
-    tokenizer = AutoTokenizer.from_pretrained(models() / "bert-base-uncased-tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(MODELS / "bert-base-uncased-tokenizer")
 
     def run() -> None:
         with tempfile.TemporaryDirectory() as cache:

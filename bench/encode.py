@@ -45,6 +45,7 @@ from whitenedcse.model.head import Pooling
 from whitenedcse.serving.export import export
 
 MAX_LENGTH = 128
+MODELS = roots()[0].parent / "models"  # beside the data
 PEERS = {
     "ours fp32": "theirs fp32",
     "ours bf16": "theirs bf16 autocast",
@@ -131,12 +132,9 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """The options, among them `model`: a directory, by default the encoder that lies beside the data."""
     parser.add_argument("model", nargs="?", help="a directory; by default models/minilm-mlm beside the data")
     options = parser.parse_args()
-    beside = Path(os.environ.get("WHITENEDCSE_DATA") or "data").resolve().parent / "models" / "minilm-mlm"
-    options.model = options.model or str(beside)
+    options.model = options.model or str(MODELS / "minilm-mlm")
     if not Path(options.model).is_dir():
-        parser.error(
-            f"no model in {options.model}; pass the directory of one: python -m {measure.module()} DIR"
-        )
+        parser.error(f"no model in {options.model}; pass the directory of one")
     return options
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from transformers import AutoModel
 
 from bench import measure
-from bench.encode import embedder, parsed, plain
+from bench.encode import embedder, parsed
 from bench.measure import Variant
 from whitenedcse.evaluation.scores import scores_of
 from whitenedcse.evaluation.suite import plan
@@ -150,7 +150,6 @@ def evaluated(model: str, tasks: Tasks) -> None:
         "pooling=mean",
         "figures=[layers,subsets,components]",
     ]
-    settings += ["pooling=mean"] if plain(model) else []
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"WHITENEDCSE_CACHE": folder}
         command = [sys.executable, str(EVALUATE), *settings]

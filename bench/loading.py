@@ -1,8 +1,6 @@
 """Text to batches against SimCSE's way through `datasets`: python -m bench.loading [--quick] [--json FILE]
 
-WHITENEDCSE_DATA=DATA python -m bench.loading [--tokenizer PATH_OR_HUB_ID] [--rows N] [--peer-rows N]
-
-On English Wikipedia sentences, DATA/wiki/wiki1m_like.txt.bz2 or DATA/wiki1m_for_simcse.txt. Three tables:
+On English Wikipedia sentences, wiki1m_like or wiki1m under WHITENEDCSE_DATA. Three tables:
 opening            seconds until the first batch of a process that finds the cache; imports come before
 batches            rows drawn at random, two passes each, from what was cached; the peer's rows lie in memory
 tokenise + cache   the text file read, tokenised and written; the peers' time begins with their data loaded
@@ -24,10 +22,10 @@ import transformers
 from numpy.typing import NDArray
 
 from bench import measure
+from bench.encode import MODELS, corpus
 from bench.measure import Variant
 from whitenedcse.data.corpus import Corpus, fingerprint, read
 from whitenedcse.data.datamodule import Batches, EpochOrder
-from whitenedcse.data.sources import present, roots
 from whitenedcse.data.tokens import TokenRows, tokenised
 
 LENGTH, SIZE = 32, 64
@@ -36,12 +34,7 @@ Table = dict[str, Any]
 
 def sentences(rows: int) -> list[str]:
     """So many lines of Wikipedia, taken evenly from all of them."""
-    path = present("wiki1m_like", roots()) or present("wiki1m", roots())
-    if path is None:
-        raise SystemExit(
-            "error: no Wikipedia text: set WHITENEDCSE_DATA to a folder with wiki/wiki1m_like.txt.bz2"
-        )
-    lines = [line for (line,) in read(Corpus(path.as_posix()))[0]]
+    lines = [line for (line,) in read(Corpus(str(corpus())))[0]]
     return lines[:: max(1, len(lines) // rows)][:rows]
 
 
@@ -155,28 +148,22 @@ def cached(path: Path, tokenizer: Any, cache: Path, threads: int) -> TokenRows:
 
 def main() -> None:
     """All three tables."""
-    parser = measure.parser(__doc__)
-    parser.add_argument("--tokenizer", help="by default bert-base-uncased, beside the data or on the hub")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="sentences of ours, for one turn")
-    parser.add_argument("--peer-rows", type=int, default=100_000, help="sentences where all take turns")
-    options = parser.parse_args()
-    if options.quick:
-        options.rows, options.peer_rows = 50_000, 5_000
+    options = measure.parser(__doc__).parse_args()
+    rows, peer_rows = (50_000, 5_000) if options.quick else (1_000_000, 100_000)
     options.rounds = options.rounds or (3 if options.quick else 5)
     if options.threads == 1:
         os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     transformers.logging.set_verbosity_error()
     datasets.disable_progress_bars()
-    lines = sentences(options.rows)
-    beside = Path(os.environ.get("WHITENEDCSE_DATA") or "data").resolve().parent / "models"
-    beside /= "bert-base-uncased-tokenizer"
-    path = options.tokenizer or (beside if beside.is_dir() else "bert-base-uncased")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    lines = sentences(rows)
+    beside = MODELS / "bert-base-uncased-tokenizer"
+    name = beside if beside.is_dir() else "bert-base-uncased"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(name)
     here = measure.begin(options)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
         whole = written(lines, folder / "whole.txt")
-        part = written(lines[:: max(1, len(lines) // options.peer_rows)], folder / "part.txt")
+        part = written(lines[:: max(1, len(lines) // peer_rows)], folder / "part.txt")
         time.sleep(2.5)  # a file that was just written is hashed, and no note is made of it
         tokens = cached(whole, tokenizer, folder / "cache", options.threads)
         simcse = SimCSE(part, tokenizer, folder)

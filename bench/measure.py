@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 LIBRARIES = ("torch", "transformers", "lightning", "sentence-transformers", "datasets", "tokenizers", "numpy")
@@ -58,28 +58,15 @@ def machine(threads: int) -> dict[str, Any]:
         "bf16": [flag for flag in ("avx512_bf16", "amx_bf16") if flag in flags],
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
-        "command": " ".join(["python -m", module(), *map(shown, sys.argv[1:])]),
+        "command": " ".join([f"python -m bench.{Path(sys.argv[0]).stem}", *map(shown, sys.argv[1:])]),
         "python": platform.python_version(),
-        **{name: version(name) for name in LIBRARIES if installed(name)},
+        **{name: version(name) for name in LIBRARIES},
     }
 
 
 def shown(argument: str) -> str:
     """An argument, of a place on this machine its name."""
     return Path(argument).name if Path(argument).is_absolute() else argument
-
-
-def module() -> str:
-    """The benchmark that runs."""
-    return f"bench.{Path(sys.argv[0]).stem}"
-
-
-def installed(name: str) -> bool:
-    """Whether a distribution is here."""
-    try:
-        return bool(version(name))
-    except ImportError:
-        return False
 
 
 def clock(threads: int) -> Callable[[], float]:
@@ -121,12 +108,9 @@ def ratios(times: Mapping[str, list[float]], name: str, peer: str) -> list[float
     return [theirs / ours for theirs, ours in zip(times[peer], times[name], strict=True)]
 
 
-def quartiles(values: list[float]) -> tuple[float, float, float]:
+def quartiles(values: list[float]) -> list[float]:
     """First quartile, median, third quartile."""
-    if len(values) == 1:
-        return values[0], values[0], values[0]
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, middle, high
+    return np.quantile(values, [0.25, 0.5, 0.75]).tolist()
 
 
 def begin(options: argparse.Namespace) -> dict[str, Any]:
