@@ -1,21 +1,19 @@
-"""Bootstrap draws of Spearman's correlation against a loop over scipy: python bench/bootstrap.py
+"""Bootstrap draws of Spearman's correlation against a loop over scipy: python -m bench.bootstrap
 
-SICK-R's size and grid of scores, one thread. Both see the same resamples, take turns, and the medians of
-process CPU time are compared, so a busy machine disturbs both alike. Then the seven tasks of the tables.
+SICK-R's size and grid of scores; both see the same resamples. Then the seven tasks of the tables.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
+from bench import measure
+from bench.measure import Variant
 from whitenedcse.evaluation.statistics import resamples, task_draws, weighted_spearman
 
 SIZES = {
@@ -35,12 +33,6 @@ def scipy_loop(gold: NDArray[Any], similarity: NDArray[Any], counts: NDArray[Any
     return np.array([100 * spearmanr(*row).statistic for row in rows])
 
 
-VARIANTS: dict[str, Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], NDArray[Any]]] = {
-    "scipy loop": scipy_loop,
-    "weighted_spearman": weighted_spearman,
-}
-
-
 def scored(n: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """(n,), (n,): gold in tenths from 1 to 5, as SICK's, and cosines that follow it."""
     rng = np.random.default_rng(seed)
@@ -49,32 +41,30 @@ def scored(n: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def main() -> None:
-    """The ratio of two variants, and the time of seven tasks."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--draws", type=int, default=300, help="of SICK-R; the seven tasks take 1,000")
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    """A table of two variants on one task, and one of seven tasks."""
+    options = measure.parser(__doc__).parse_args()
+    here, rounds = measure.begin(options), options.rounds or 5
     gold, similarity = scored(4927, 0)
-    counts = resamples(4927, options.draws, 0)
-    times: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    results = {}
-    for _ in range(options.rounds):
-        for name, variant in VARIANTS.items():
-            start = time.process_time()
-            results[name] = variant(gold, similarity, counts)
-            times[name].append(time.process_time() - start)
-    medians = {name: 1e3 * statistics.median(values) for name, values in times.items()}
-    slow, fast = medians.values()
-    print("  ".join(f"{name} {value:.1f} ms" for name, value in medians.items()), f" {slow / fast:.1f}x")
-    print(f"largest disagreement {np.ptp(list(results.values()), axis=0).max():.1e} (of 100)")
+    counts = resamples(4927, 300, 0)
+    draws = {
+        "scipy loop": Variant(partial(scipy_loop, gold, similarity, counts)),
+        "weighted_spearman": Variant(partial(weighted_spearman, gold, similarity, counts), "scipy loop"),
+    }
+    found = [variant.run() for variant in draws.values()]
+    print(f"largest disagreement {np.ptp(found, axis=0).max():.1e} (of 100)")
+    tasks = {"task_draws": Variant(seven)}
+    works = {"SICK-R, 300 draws": draws, "seven STS tasks, 1,000 draws, every subset and aggregation": tasks}
+    tables = []
+    for work, variants in works.items():
+        times = measure.interleaved(variants, rounds, options.threads)
+        tables.append(measure.table(work, variants, times))
+    measure.end(options, here, tables)
 
-    totals = []
-    for _ in range(options.rounds):
-        start = time.process_time()
-        for sizes in SIZES.values():
-            task_draws(*scored(sum(sizes), 1), sizes, 1000, seed=0)
-        totals.append(time.process_time() - start)
-    print(f"seven STS tasks, 1,000 draws, every subset and aggregation: {statistics.median(totals):.2f} s")
+
+def seven() -> None:
+    """Draws of all tasks."""
+    for sizes in SIZES.values():
+        task_draws(*scored(sum(sizes), 1), sizes, 1000, seed=0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the gradient cache (trainer.chunk) costs and saves: peak memory and time of a step by batch size.
 
-python bench/chunk.py MODEL [--chunk 16] [--sizes 64,128,256] [--tokens 32]
+python bench/chunk.py MODEL [--chunk 16] [--sizes 64,128,256]
 
 Every measurement is a process of its own: it loads the encoder, takes one step on random tokens (two views,
 full-width ZCA head, which wants twice as many sentences as channels) and reports its peak memory beyond what
@@ -24,6 +24,7 @@ from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.module import ContrastiveTraining
 
 LOSS = {"form": "l1", "temperature": 0.05, "weights": [1.0], "denominator": "view"}
+TOKENS = 32  # of a sentence
 ZCA = {"kind": "zca", "group_width": None, "eps": 1e-5}
 
 
@@ -35,16 +36,13 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--chunk", type=int, default=16)
     parser.add_argument("--sizes", default="64,128,256")
-    parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
-        print(*measured(arguments.model, arguments.measure, arguments.chunk or None, arguments.tokens))
+        print(*measured(arguments.model, arguments.measure, arguments.chunk or None))
         return
     for n in map(int, arguments.sizes.split(",")):
-        mib, seconds = zip(
-            *(alone(arguments.model, n, c, arguments.tokens) for c in (0, arguments.chunk)), strict=True
-        )
+        mib, seconds = zip(*(alone(arguments.model, n, c) for c in (0, arguments.chunk)), strict=True)
         print(
             f"{n:5} sentences: {mib[0]:6.0f} MiB at once, {mib[1]:6.0f} MiB in chunks of {arguments.chunk};"
             f" time ratio {seconds[1] / seconds[0]:.2f}",
@@ -52,24 +50,14 @@ def main() -> None:
         )
 
 
-def alone(model: str, n: int, chunk: int, tokens: int) -> tuple[float, float]:
+def alone(model: str, n: int, chunk: int) -> tuple[float, float]:
     """MiB and seconds of one step in a new process."""
-    command = [
-        sys.executable,
-        __file__,
-        model,
-        "--measure",
-        str(n),
-        "--chunk",
-        str(chunk),
-        "--tokens",
-        str(tokens),
-    ]
+    command = [sys.executable, __file__, model, "--measure", str(n), "--chunk", str(chunk)]
     mib, seconds = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     return float(mib), float(seconds)
 
 
-def measured(model: str, n: int, chunk: int | None, tokens: int) -> tuple[float, float]:
+def measured(model: str, n: int, chunk: int | None) -> tuple[float, float]:
     """Peak MiB of a second step beyond what the process held before any, and its seconds."""
     plain = Embedder.load(model)
     head = ProjectionHead(
@@ -89,7 +77,7 @@ def measured(model: str, n: int, chunk: int | None, tokens: int) -> tuple[float,
         chunk=chunk,
     )
     module.log = lambda *arguments, **more: None  # there is no trainer
-    rows = torch.randint(1000, 20000, (2 * n, tokens)).tolist()
+    rows = torch.randint(1000, 20000, (2 * n, TOKENS)).tolist()
     batch = Batch(ragged(rows), None, n)
     step(module, Batch(ragged(rows[:4] * 2), None, 4))  # what the first step allocates for good
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

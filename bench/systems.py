@@ -21,8 +21,7 @@ SYSTEMS = SWEEP.hydra.sweeper.params.system.split(",")
 
 def main() -> None:
     """One table."""
-    parser = measure.parser(__doc__)
-    options = parser.parse_args()
+    options = measure.parser(__doc__).parse_args()
     here, steps = measure.begin(options), options.rounds or (3 if options.quick else 25)
     silence()
     same = ["+experiment=wiki_mini", "data.sample=20000", "seed=1", "trainer.devices=1"]

@@ -1,8 +1,8 @@
 """Whitening engines against the official layer and autograd through eigh.
 
-python -m bench.whitening [--quick] [--views 3]
+python -m bench.whitening [--quick]
 
-Shuffled group whitening of (views, n, 768), forward and backward, float32. "official" is a re-creation in our
+Shuffled group whitening of (3, n, 768), forward and backward, float32. "official" is a re-creation in our
 words of the official layer (constant matrix), "autograd" is the gradient of torch.linalg.eigh; "centre" and
 "full" are ours with the same gradients; "iterative" (5 Newton-Schulz iterations) has the full gradient.
 Then the error of ours in float32 against float64.
@@ -71,10 +71,10 @@ LAYERS: dict[str, tuple[Layer, str | None]] = {
 }
 
 
-def compared(width: int, n: int, views: int, options: Any) -> dict[str, Any]:
+def compared(width: int, n: int, options: Any) -> dict[str, Any]:
     """A forward and backward of each variant."""
-    x = torch.randn(views, n, 768) @ (torch.randn(768, 768) / 768**0.5)
-    grad, order = torch.randn_like(x), random_permutations((views,), 768, device="cpu")
+    x = torch.randn(3, n, 768) @ (torch.randn(768, 768) / 768**0.5)
+    grad, order = torch.randn_like(x), random_permutations((3,), 768, device="cpu")
 
     def once(layer: Layer) -> None:
         leaf = x.clone().requires_grad_()
@@ -118,13 +118,11 @@ def errors() -> dict[str, Any]:
 
 def main() -> None:
     """Time, cell by cell, then error."""
-    parser = measure.parser(__doc__)
-    parser.add_argument("--views", type=int, default=3)
-    options = parser.parse_args()
+    options = measure.parser(__doc__).parse_args()
     torch.manual_seed(0)
     here = measure.begin(options)
     cells = QUICK if options.quick else CELLS
-    tables = [compared(width, n, options.views, options) for width, n in cells]
+    tables = [compared(width, n, options) for width, n in cells]
     measure.end(options, here, [*tables, errors()])
 
 
