@@ -1,6 +1,6 @@
 """What the gradient cache (trainer.chunk) costs and saves: peak memory and time of a step by batch size.
 
-python bench/chunk.py MODEL [--chunk 16] [--sizes 64,128,256]
+python -m bench.chunk MODEL [--chunk 16] [--sizes 64,128,256]
 
 Every measurement is a process of its own: it loads the encoder, takes one step on random tokens (two views,
 full-width ZCA head, which wants twice as many sentences as channels) and reports its peak memory beyond what
@@ -52,7 +52,7 @@ def main() -> None:
 
 def alone(model: str, n: int, chunk: int) -> tuple[float, float]:
     """MiB and seconds of one step in a new process."""
-    command = [sys.executable, __file__, model, "--measure", str(n), "--chunk", str(chunk)]
+    command = [sys.executable, "-m", "bench.chunk", model, "--measure", str(n), "--chunk", str(chunk)]
     mib, seconds = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     return float(mib), float(seconds)
 
