@@ -5,10 +5,7 @@ import html
 import io
 import re
 from html.parser import HTMLParser
-from itertools import pairwise
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 from report_runs import SCORES, swept, trained
 
@@ -81,19 +78,6 @@ def test_a_sweep_opens_with_a_verdict_the_chart_of_differences_and_what_all_runs
     listed = re.findall(r'<li><span style="color:(.*?)">(.*?)</span>(.*?)</li>', text)
     looks = [(*charts.look(i), label) for i, label in enumerate(SCORES)]
     assert listed == [(colour, charts.MARKS[mark], label) for colour, mark, label in looks]
-
-
-def test_a_curve_over_a_setting_has_its_names_above_it_and_numbers_apart():
-    names = ("simcse", "zca", "pca", "group", "sgw", "crops", "crops_whitened", "multi_positive")
-    lines = {name: [(x, 70.0 + i, 0.5) for x in (1e-4, 2e-4, 4e-4)] for i, name in enumerate(names)}
-    with rc_context(charts.PAGE):
-        figure = Figure(figsize=charts.SIZE, layout="constrained")
-        ax = figure.subplots()
-        charts.curve(ax, lines, "optim.lr", "test average")
-        figure.savefig(io.BytesIO())
-        boxes = [label.get_window_extent() for label in ax.get_xticklabels() if label.get_text()]
-    assert figure.legends[0].get_window_extent().y0 > ax.bbox.y1 - 1
-    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_what_comes_from_files_is_text(tmp_path):
