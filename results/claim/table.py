@@ -127,22 +127,22 @@ def rate(bed: str, system: str, views: str = DROPOUT) -> str | None:
 def of_claim(bed: str, readout: str, at: str | None = None) -> Compared | None:
     """That of runs.csv with a readout, "raw" or "best"; None before two seeds have both systems.
 
-    at: WhitenedCSE's rate, where it is not the one that its pilot chose.
+    at: the rate of both, where it is not the one that the pilot of each chose.
     """
 
     def scores(row: Row) -> list[float]:
         return [float(row[f"{readout} {test}"]) for test in TESTS]
 
-    systems = of_system(bed, "none2"), of_system(bed, "sgw3", at=at)
+    systems = (of_system(bed, system, at=at) for system in ("none2", "sgw3"))
     simcse, whitened = ({seed: scores(row) for seed, row in every.items()} for every in systems)
     if len(common := simcse.keys() & whitened.keys()) < 2:
         return None
     before = next(row for row in rows() if row["run"] == f"untouched-{bed}")
     encoder, training = BEDS[bed]
-    own = f"{rate(bed, 'none2')} and {at or rate(bed, 'sgw3')}"
+    own = f"{rate(bed, 'none2')} and {rate(bed, 'sgw3')}"
     how = "not tuned" if len(RATES[bed]) == 1 else "each system's best on STS-B dev"
-    how = f"{own}, {'asked afterwards' if at else how}"
-    encoder += f", WhitenedCSE at {at}" if at else ""
+    how = f"{at} for both, asked afterwards" if at else f"{own}, {how}"
+    encoder += f", both at {at}" if at else ""
     return Compared(
         encoder + (", at the best readout" if readout == "best" else ""),
         training,
@@ -164,7 +164,7 @@ def of_system(bed: str, system: str, views: str = DROPOUT, at: str | None = None
 
 def everything() -> list[Compared]:
     """Every comparison that runs hold."""
-    beds = [("minilm", None), ("mlm", None), ("mlm", SHARED[-1]), ("scratch", None), ("cls", None)]
+    beds = [("minilm", None), ("mlm", None), ("mlm", SHARED), ("scratch", None), ("cls", None)]
     claim = [of_claim(bed, readout, at) for bed, at in beds for readout in ("raw", "best")]
     committed = [of_study(), *(of_lab(encoder) for encoder in reversed(lab.ENCODERS))]
     return committed + [each for each in claim if each]
@@ -276,19 +276,20 @@ def shares() -> str:
     return table(head, lines)
 
 
-SHARED = ("sgw3", DROPOUT, "3e-4")  # at the rate of three views without whitening
-CELLS: list[Cell] = [("none2", DROPOUT), ("none3", DROPOUT), ("sgw3", DROPOUT), SHARED]
-CELLS += [("none3", CROPS), ("sgw3", CROPS)]
-THIRD, WHITENING = "a third view, without whitening", "whitening, with three views"
+SHARED = "3e-4"  # the rate of three views without whitening, at which the two others were asked afterwards
+SIMCSE, THREE, WHITENED = (("none2", DROPOUT), ("none3", DROPOUT), ("sgw3", DROPOUT))  # at their own rates
+SIMCSE_THERE, WHITENED_THERE = (*SIMCSE, SHARED), (*WHITENED, SHARED)
+CELLS: list[Cell] = [SIMCSE, SIMCSE_THERE, THREE, WHITENED, WHITENED_THERE, ("none3", CROPS), ("sgw3", CROPS)]
+THIRD, WHITENING, WHOLE = "a third view, without whitening", "whitening, with three views", "both"
+AT_ONE_RATE = {name: f"{name}, all at {SHARED}" for name in (THIRD, WHITENING, WHOLE)}
 CROPPED, INTERACTION = "whitening, with three crops", "the same minus whitening with dropout"
-AT_ONE_RATE = f"whitening, with three views, both at {SHARED[-1]}"
-WHOLE_THERE = f"both: WhitenedCSE at {SHARED[-1]} minus SimCSE"
 PARTS: dict[str, tuple[Cell, Cell]] = {  # the two cells whose difference each is
-    THIRD: (("none3", DROPOUT), ("none2", DROPOUT)),
-    WHITENING: (("sgw3", DROPOUT), ("none3", DROPOUT)),
-    "both: WhitenedCSE minus SimCSE": (("sgw3", DROPOUT), ("none2", DROPOUT)),
-    AT_ONE_RATE: (SHARED, ("none3", DROPOUT)),
-    WHOLE_THERE: (SHARED, ("none2", DROPOUT)),
+    THIRD: (THREE, SIMCSE),
+    WHITENING: (WHITENED, THREE),
+    WHOLE: (WHITENED, SIMCSE),
+    AT_ONE_RATE[THIRD]: (THREE, SIMCSE_THERE),
+    AT_ONE_RATE[WHITENING]: (WHITENED_THERE, THREE),
+    AT_ONE_RATE[WHOLE]: (WHITENED_THERE, SIMCSE_THERE),
     CROPPED: (("sgw3", CROPS), ("none3", CROPS)),
 }
 
@@ -347,7 +348,7 @@ def parts() -> str:
 
 def of_paper(name: str) -> str:
     """One of PARTS in the paper's Table 6, which has dropout alone."""
-    if name in (AT_ONE_RATE, WHOLE_THERE, CROPPED, INTERACTION):
+    if name not in (THIRD, WHITENING, WHOLE):
         return ""
     one, other = (table6()[cell[0]] for cell in PARTS[name])
     return f"{one - other:+.2f}"
@@ -362,33 +363,36 @@ def table6() -> dict[str, float]:
 
 def short() -> str:
     """For README.md: the paper's systems and what their parts are worth, on encoders that others can have."""
-    simcse, three, plan = ("none2", DROPOUT), ("none3", DROPOUT), ("sgw3", DROPOUT)
     shown = {"mlm_minilm": ("mlm", "raw"), "mlm_minilm at the best readout": ("mlm", "best")}
     shown["from scratch"] = ("scratch", "raw")
-    at, paper6 = rate("mlm", plan[0]), table6()
     before = [average(row, way) for bed, way in shown.values() for row in rows()
               if row["run"] == f"untouched-{bed}"]  # fmt: skip
-    of_paper = paper("BERT base, first-last average")[-1]
+    paper6, of_paper = table6(), paper("BERT base, first-last average")[-1]
     lines = [["untouched", *(f"{x:.2f}" for x in (of_paper, *before))]]
-    systems = {
-        "SimCSE: two views": simcse,
-        "three views": three,
-        "WhitenedCSE: three views, whitening": SHARED,
+    named = {
+        "SimCSE: two views": SIMCSE,
+        "three views": THREE,
+        "WhitenedCSE: three views, whitening": WHITENED,
     }
-    for name, cell in {**systems, f"WhitenedCSE at {at}, the plan's rate": plan}.items():
-        values = [spread(averages(bed, cell, way)) for bed, way in shown.values()]
-        lines.append(
-            [name, *(["", *values[:2], ""] if cell == plan else [f"{paper6[cell[0]]:.2f}", *values])]
-        )
-    parts = {"WhitenedCSE minus SimCSE": (SHARED, simcse), "the third view alone": (three, simcse)}
-    parts |= {"whitening alone": (SHARED, three), f"WhitenedCSE at {at} minus SimCSE": (plan, simcse)}
-    for name, (one, other) in parts.items():
-        values = [
-            gain(minus(averages(bed, one, way), averages(bed, other, way))) for bed, way in shown.values()
-        ]
-        theirs = f"{paper6[one[0]] - paper6[other[0]]:+.2f}"
-        lines.append([name, *(["", *values[:2], ""] if one == plan else [theirs, *values])])
+    for name, cell in named.items():
+        values = [spread(averages(bed, there(bed, cell), way)) for bed, way in shown.values()]
+        lines.append([name, f"{paper6[cell[0]]:.2f}", *values])
+    for name, (one, other) in {"WhitenedCSE minus SimCSE": PARTS[WHOLE], "the third view alone": PARTS[THIRD],
+                               "whitening alone": PARTS[WHITENING]}.items():  # fmt: skip
+        values = [gain(minus(*(averages(bed, there(bed, cell), way) for cell in (one, other))))
+                  for bed, way in shown.values()]  # fmt: skip
+        lines.append([name, f"{paper6[one[0]] - paper6[other[0]]:+.2f}", *values])
+    planned = {f"{NAMES[cell[0]]} at {rate('mlm', cell[0])}": cell for cell in (SIMCSE, WHITENED)}
+    for name, cell in planned.items():
+        lines.append([name, "", *(spread(averages("mlm", cell, way)) for way in ("raw", "best")), ""])
+    whole = [gain(of_parts()[WHOLE][i][0]) for i in (0, 1)]
+    lines.append(["the latter minus the former", "", *whole, ""])
     return table(["", "the paper: BERT-base", *shown], lines)
+
+
+def there(bed: str, cell: Cell) -> Cell:
+    """A cell at the rate that all share on mlm_minilm, and elsewhere at its own."""
+    return (*cell, SHARED) if bed == "mlm" else cell
 
 
 def gain(differences: Mapping[int, float]) -> str:
@@ -442,18 +446,11 @@ def soups() -> str:
     for system in SYSTEMS:
         made = {row["seeds"]: row for row in read(HERE / "soups.csv") if row["system"] == system}
         whole = made.pop(f"{FRESH[0]} to {FRESH[-1]}")
+        _, name, _, at = system.split("-", 3)
         for way, said in zip(WAYS, ("as trained", "at best readouts"), strict=True):
-            gain = compared([float(row[way]) - float(row[f"runs {way}"]) for row in made.values()])
-            cells = [whole[f"runs {way}"], f"{gain.difference:+.2f} ({gain.low:+.2f} .. {gain.high:+.2f})"]
-            lines.append(
-                [
-                    NAMES[system.split("-")[1]],
-                    said,
-                    f"{float(cells[0]):.2f}",
-                    cells[1],
-                    f"{float(whole[way]):.2f}",
-                ]
-            )
+            more = {i: float(row[way]) - float(row[f"runs {way}"]) for i, row in enumerate(made.values())}
+            single, every = (f"{float(whole[column]):.2f}" for column in (f"runs {way}", way))
+            lines.append([f"{NAMES[name]}, {at}", said, single, gain(more), every])
     head = ["system", "read", "single runs", f"a soup of {SIZE} seeds gains", f"the soup of {len(FRESH)}"]
     return table(head, lines)
 
