@@ -74,6 +74,7 @@ def start(script: Callable[[DictConfig], Any]) -> None:
         if here is None:
             raise
         leave(error)
+    leave_done(0 if here is None else here.rank)
 
 
 def settings_last(argv: list[str]) -> list[str]:
@@ -214,8 +215,14 @@ def let_others_speak(error: BaseException) -> None:
         time.sleep(LOST)
 
 
+def leave_done(rank: int) -> None:
+    """End a rank that is done, but for the first: at the end of Python a thread of Gloo may abort it."""
+    if rank:
+        leave(SystemExit(0))
+
+
 def leave(error: BaseException) -> NoReturn:
-    """End a rank at once after an error: at the end of Python, NCCL would wait for the other ranks."""
+    """End a rank at once: at the end of Python, NCCL would wait for the other ranks after an error."""
     status = 1
     if not isinstance(error, SystemExit):
         traceback.print_exception(error)
