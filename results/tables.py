@@ -142,7 +142,7 @@ def prefixes() -> str:
 TABLES: dict[str, list[Callable[[], str]]] = {
     "README.md": [claim.short, readout.brief],
     "results/claim/README.md": [claim.gate, claim.comparison, claim.shares, claim.cells, claim.parts,
-                                claim.by_test, claim.rates],
+                                claim.by_test, claim.soups, claim.rates],
     "results/readout/README.md": [readout.seven, readout.retrieval, readout.transfer, readout.sizes,
                                   readout.unlabelled, readout.predicted],
     "results/study/README.md": [study.beside, study.by_share, study.systems, study.by_task, study.parts,

@@ -21,7 +21,12 @@ from results.claim.drive import FRESH
 from results.claim.readouts import scored
 
 SIZE = 5  # seeds of a small soup
-SYSTEMS = ("mlm-none2-dropout-1e-4", "mlm-none3-dropout-3e-4", "mlm-sgw3-dropout-3e-4")
+SYSTEMS = (
+    "mlm-none2-dropout-1e-4",
+    "mlm-none2-dropout-3e-4",
+    "mlm-none3-dropout-3e-4",
+    "mlm-sgw3-dropout-3e-4",
+)
 WAYS = ("raw", "best")  # as trained, and at the readout that STS-B dev chooses
 COLUMNS = ("system", "seeds", *WAYS, *(f"runs {way}" for way in WAYS))
 

@@ -481,7 +481,7 @@ def picture() -> None:
 def main() -> None:
     """Draw the picture and print the tables."""
     picture()
-    for made in (gate, comparison, shares, cells, parts, by_test, rates):
+    for made in (gate, comparison, shares, cells, parts, by_test, soups, rates):
         print(made(), end="\n\n")
 
 
