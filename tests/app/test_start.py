@@ -250,3 +250,12 @@ def test_each_process_of_a_sweep_takes_a_gpu_of_its_own_and_the_rest_share(monke
             assert os.environ["CUDA_VISIBLE_DEVICES"] == name
             start.take_gpu(job + 1)  # a later job of this process
             assert os.environ["CUDA_VISIBLE_DEVICES"] == name
+
+
+def test_a_rank_that_is_done_ends_at_once_but_for_the_first(monkeypatch):
+    ended = []
+    monkeypatch.setattr("os._exit", ended.append)
+    start.leave_done(0)
+    assert ended == []
+    start.leave_done(1)
+    assert ended == [0]

@@ -231,6 +231,7 @@ REFUSED = {
     "this zca is not fitted yet: first call fit": lambda: Postprocess("zca").transform(X),
     "kind='ica' must be one of whitening, pca, zca": lambda: Postprocess("ica"),
     "k=3 is for whitening, pca, prefix, not zca": lambda: Postprocess("zca", k=3),
+    "top=6 axes of 6: 1 to 5 can": lambda: fit(X, "abtt", top=6).transform(X),
     "top=3 is for abtt, not whitening": lambda: Postprocess("whitening", top=3),
     "shrinkage=0.1 is for .*, not pca": lambda: Postprocess("pca", shrinkage=0.1),
     r"shrinkage=1.0 must lie in \[0, 1\)": lambda: Postprocess("zca", shrinkage=1.0),

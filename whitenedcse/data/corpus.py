@@ -246,8 +246,9 @@ def fingerprint(corpus: Corpus) -> str:
 
 
 def version(facts: Mapping[str, Any], names: Sequence[str] = TAGS) -> str:
-    """What a store says of the version of a file; "" for nothing."""
-    return next((str(facts[name]) for name in names if facts.get(name)), "")
+    """What a store says of the version of a file, but for a weak ETag, which may stay; "" for nothing."""
+    found = (str(facts[name]) for name in names if facts.get(name))
+    return next((text for text in found if not text.startswith("W/")), "")
 
 
 def files(path: str) -> list[str]:

@@ -240,8 +240,10 @@ def divisors(variances: Array, power: float) -> Array:
 def without_top(axes: Array, top: int | None = None) -> Array:
     """I - U1 U1' with the `top` first axes U1 of (d, d) [3]; None is d // 100, at least 1."""
     d = len(axes)
-    first = axes[:, : max(1, d // 100) if top is None else top]
-    return np.eye(d) - first @ first.T
+    top = max(1, d // 100) if top is None else top
+    if not 1 <= top < d:
+        raise ValueError(f"top={top} axes of {d}: 1 to {d - 1} can be removed")
+    return np.eye(d) - axes[:, :top] @ axes[:, :top].T
 
 
 def check_components(k: int, most: int) -> None:
