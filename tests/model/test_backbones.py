@@ -1,5 +1,7 @@
 """Poolers, decoders and the weights behind a layer, against what Transformers' own forward computes."""
 
+from itertools import product
+
 import pytest
 import torch
 from encoders import DECODERS, SENTENCES, architecture, backbone, decoder_of, embedder_of
@@ -7,7 +9,6 @@ from torch.testing import assert_close
 from transformers import BertConfig, BertModel
 
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.model import packed
 from whitenedcse.model.encoder import Encoder, padded_right
 from whitenedcse.ragged import ragged
 
@@ -31,7 +32,7 @@ def encoder_of(kind, settings, tokenizer):
 
 
 def any_encoder(kind, tokenizer):
-    return decoder_of(kind) if kind in DECODERS else encoder_of(kind, ENCODERS[kind], tokenizer)
+    return decoder_of(kind) if kind in DECODERS else encoder_of(kind, (POOLED | ENCODERS)[kind], tokenizer)
 
 
 @torch.no_grad()
@@ -72,39 +73,24 @@ def own_gradients(encoder, layer):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", [*ENCODERS, *DECODERS])
+@pytest.mark.parametrize("kind", ["esm", *ENCODERS, *DECODERS, "longformer"])
 @pytest.mark.slow(but=4)
-def test_what_lies_above_the_highest_layer_is_what_no_gradient_of_it_reaches(kind, tokenizer):
+def test_unread_is_what_no_gradient_of_the_layers_reaches_but_for_a_pooler(kind, tokenizer):
+    """What lies above the highest layer and what no output depends on, of packed and padded batches alike."""
     encoder = any_encoder(kind, tokenizer)
     names = {id(weight): name for name, weight in encoder.backbone.named_parameters()}
-    for layers in ([0], [1], [0, 2], [-2]):
+    at_the_end = own_gradients(encoder, 3)
+    for batches, layers in product({encoder.batches, "padded"}, ([0], [1], [0, 2], [-2], [0, 3])):
+        encoder.batches = batches
         found = {names[id(weight)] for weight in encoder.unread(layers)}
         highest = max(encoder.layer(layer) for layer in layers)
-        assert found == own_gradients(encoder, 3) - own_gradients(encoder, highest), layers
-        assert bool(found) == (kind != "albert" or highest == 0)  # ALBERT's layers are one
-
-
-def test_of_padded_and_packed_batches_the_same_lies_above_and_nothing_above_the_last_layer(bert):
-    ways = []
-    for batches in ("packed", "padded"):
-        bert.batches = batches
-        ways.append([id(weight) for weight in bert.unread([1])])
-        assert bert.unread([-1]) == bert.unread([0, 3]) == []
-    assert ways[0] == ways[1] != []
-    assert packed.fits(bert.backbone)
+        rest = {*names.values()} - own_gradients(encoder, highest)
+        assert found == {name for name in rest if name in at_the_end or "pooler" not in name}, layers
+        ends = kind == "albert" or (highest == 3 and kind not in ("esm", "longformer"))
+        assert bool(found) == (highest == 0 or not ends)  # ALBERT's layers are one
 
 
 def test_a_tokenizer_pads_as_batches_are_padded(tokenizer):
     decoders, own = decoder_of("gpt2").tokenizer, tokenizer.pad_token
     assert (decoders.padding_side, decoders.pad_token) == ("right", decoders.eos_token)
     assert padded_right(tokenizer).pad_token == own
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["longformer", "esm"])
-def test_weights_that_no_output_depends_on_are_among_the_unread(kind, tokenizer):
-    encoder = encoder_of(kind, POOLED[kind], tokenizer)
-    names = {id(weight): name for name, weight in encoder.backbone.named_parameters()}
-    found = {names[id(weight)] for weight in encoder.unread([-1])}
-    reached = own_gradients(encoder, encoder.depth)
-    assert found == {name for name in names.values() if name not in reached and "pooler" not in name} != set()
