@@ -34,14 +34,6 @@ def test_linear_and_its_gradient(onednn, bias, monkeypatch):
         assert_close(layer.bias.grad, weight.sum(dim=0), atol=1e-5, rtol=1e-5)
 
 
-def test_a_frozen_linear_layer_gets_no_gradient(monkeypatch):
-    monkeypatch.setattr(packed, "prefers_onednn", lambda: True)
-    layer, x = nn.Linear(D, 7).requires_grad_(False), rows().float().detach().requires_grad_()
-    linear(layer, x).sum().backward()
-    assert layer.weight.grad is None and layer.bias.grad is None
-    assert_close(x.grad, layer.weight.sum(dim=0).expand(T, D))
-
-
 def test_a_layer_in_the_place_of_a_linear_one_is_called_and_autocast_is_kept(monkeypatch):
     class Adapted(nn.Linear):  # as LoRA puts one there
         def forward(self, x):
@@ -78,22 +70,14 @@ def test_dropout_and_its_gradient_are_those_of_the_mask(kind, residual):
     y = dropout(x, layer, seed, onto=onto if residual else None)
     factor = kept((50, 40), 0.3, seed).double() / (1 - round(0.3 * 2**16) / 2**16)
     grad = torch.randn_like(y)
-    digits = {"atol": 1e-12, "rtol": {torch.bfloat16: 2**-8, torch.float32: 1e-6}.get(kind, 1e-12)}
+    digits = {torch.bfloat16: 2**-8, torch.float32: 1e-6, torch.float64: 1e-12}
     assert y.dtype == (onto.dtype if residual else kind)
     wanted = x.double() * factor + (onto.double() if residual else 0)
-    assert_close(y.double(), wanted, **digits | {"atol": 1e-6})
+    assert_close(y.double(), wanted, atol=1e-6, rtol=digits[y.dtype])
     y.backward(grad)
     assert x.grad.dtype == kind
-    assert_close(x.grad.double(), grad.double() * factor, **digits)
+    assert_close(x.grad.double(), grad.double() * factor, atol=1e-12, rtol=digits[kind])
     assert onto.grad is None if not residual else torch.equal(onto.grad, grad)
-
-
-def test_dropout_of_bfloat16_is_not_biased_by_rounding_its_scale():
-    """1 / 0.9 itself, rounded to bfloat16, is 0.16 % too small."""
-    x = torch.rand(2000, 500).add(1).bfloat16()
-    y = dropout(x, nn.Dropout(0.1).train(), 1, onto=torch.zeros(2000, 500))
-    assert float(y.double().mean() / x.double().mean()) == pytest.approx(1, abs=7e-4)
-    assert_close(y[y > 0], x.float()[y > 0] / (1 - round(0.1 * 2**16) / 2**16), atol=0, rtol=1e-6)
 
 
 def test_dropout_is_off_in_eval_mode_and_at_zero():
