@@ -5,14 +5,14 @@ import json
 
 import pytest
 import torch
-from encoders import COMMIT, SENTENCES, backbone, nowhere
+from encoders import COMMIT, SENTENCES, architecture, backbone, nowhere
 from programs import started
 from torch.testing import assert_close
-from transformers import AutoModel, AutoTokenizer, BertForMaskedLM
+from transformers import AutoModel, AutoTokenizer, BertForMaskedLM, XLNetConfig, XLNetModel
 
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import scratch
-from whitenedcse.model.encoder import folder, pretrained
+from whitenedcse.model.encoder import folder, longest, pretrained
 from whitenedcse.model.scratch import byte_pairs, small_bert, wordpiece
 from whitenedcse.ragged import ragged
 
@@ -31,6 +31,22 @@ def test_layers_count_from_the_embeddings(encoder):
     assert [encoder.layer(i) for i in (0, 1, 3, -1, -4)] == [0, 1, 3, 3, 0]
     with pytest.raises(ValueError, match="layer 4 does not exist: this encoder has layers 0 to 3"):
         encoder.layer(4)
+
+
+def test_an_encoder_takes_as_many_tokens_as_it_has_positions_and_no_more(encoder):
+    model = encoder.backbone
+    most = longest(model, 1e30)
+    assert longest(model, 512) == most and longest(model, 100) == 100
+    model(input_ids=torch.full((1, most), 7))
+    with pytest.raises((IndexError, RuntimeError)):
+        model(input_ids=torch.full((1, most + 1), 7))
+
+
+def test_of_other_architectures_the_config_says_how_many():
+    gpt2 = architecture("gpt2", 45)
+    assert longest(gpt2, 1e30) == longest(gpt2, 1000) == 130  # a longer text has no positions
+    xlnet = XLNetModel(XLNetConfig(n_layer=1, n_head=1, d_model=8, d_inner=8))
+    assert longest(xlnet, 1e30) == 512  # it says -1, for any
 
 
 def test_a_pooler_that_is_lacking_is_never_made_up_and_without_other_weights_it_is_refused(bert, tmp_path):

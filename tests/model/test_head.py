@@ -1,5 +1,6 @@
 """Heads: order, precision, memory, who shares statistics with whom, and whitenings of one's own."""
 
+from contextlib import nullcontext
 from itertools import product
 
 import pytest
@@ -188,6 +189,13 @@ def test_a_number_that_is_not_finite_spoils_its_group_in_training_and_its_own_se
     expected = torch.zeros(8, dtype=torch.bool)
     expected[slice(None) if kind == "zca" else slice(4, 6)] = True
     assert torch.equal(lasting, expected.expand(3, 32, 8))
+
+
+def test_a_batch_is_refused_if_a_group_of_it_has_no_full_rank():
+    for kind, n in (("group", 4), ("shuffled_group", 4), ("group", 5), ("zca", 4)):
+        refused = pytest.raises(ValueError, match="4 sentences cannot whiten 4")
+        with refused if n == 4 and kind != "zca" else nullcontext():
+            Whitener(16, whitening(kind=kind, group_width=4))(torch.randn(n, 16))
 
 
 def test_a_whitening_takes_settings_as_one_or_by_name():
