@@ -1,4 +1,4 @@
-"""The contrastive loss: the four lines of the textbook, a naive loop, and a closed form in float64."""
+"""The contrastive loss: a naive loop, and a closed form in float64; an example has the textbook's lines."""
 
 import math
 import sys
@@ -25,23 +25,6 @@ def views(v=3, n=5, d=4, seed=0):
     return torch.randn(v, n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def textbook(z, temperature):
-    """The four lines of the docstring."""
-    u = normalize(z, dim=-1)
-    s = u[0] @ u[1:].mT / temperature
-    each = s.logsumexp(dim=-1) - s.diagonal(dim1=-2, dim2=-1)
-    return each.sum(dim=0).mean()
-
-
-def test_the_loss_and_its_gradient_are_those_of_the_textbooks_four_lines():
-    for v, n, temperature in product((2, 3, 5), (2, 16), (0.05, 0.5, 2.0)):
-        z = views(v, n, 8).requires_grad_()
-        ours, plain = loss(temperature=temperature)(z), textbook(z, temperature)
-        assert_close(ours, plain, rtol=1e-10, atol=1e-12)
-        found, wanted = (torch.autograd.grad(x, z)[0] for x in (ours, plain))
-        assert_close(found, wanted, rtol=1e-8, atol=1e-12)
-
-
 def naive(z, form, weights, denominator, negatives=(), own=0.0):
     """The definition at temperature 0.5 as a loop over sentences, positives and candidates."""
     v, n, _ = z.shape
@@ -61,9 +44,8 @@ def naive(z, form, weights, denominator, negatives=(), own=0.0):
 
 
 def test_every_form_is_its_definition_written_as_a_loop_and_its_gradient_is_right():
-    hard = views(1, seed=1)[0]
-    for form, denominator, v in product(FORMS, DENOMINATORS, (2, 3, 6)):
-        z, weights = views(v), [1.0, 0.8, 0.3, 0.9, 0.2][: v - 1]
+    for form, denominator, (v, n) in product(FORMS, DENOMINATORS, ((2, 2), (2, 5), (3, 5), (6, 5))):
+        z, hard, weights = views(v, n), views(1, n, seed=1)[0], [1.0, 0.8, 0.3, 0.9, 0.2][: v - 1]
         settings = {"form": form, "denominator": denominator, "weights": weights}
         assert float(loss(**settings)(z)) == pytest.approx(naive(z, form, weights, denominator), rel=1e-9)
         given = loss(**settings, hard_negative_log_weight=0.7)
