@@ -133,17 +133,17 @@ def test_copies_of_pairs_do_not_judge_each_other_and_change_nothing():
         choice(gold[few], own[few], found[few], [1] * 200, groups=few)
 
 
-@pytest.mark.parametrize(
-    ("gold", "said"),
-    [
-        (np.arange(FEWEST - 1.0), "49 pairs are too few"),
-        (np.ones(60), "60 of 60 pairs have the score 1: 0 others cannot"),
-        (np.arange(60) // 51.0, "51 of 60 pairs have the score 0: 9 others cannot"),
-    ],
-)
-def test_pairs_that_cannot_choose_are_refused_in_a_line(gold, said):
-    with pytest.raises(ValueError, match=said):
-        choice(gold, gold, gold[:, None], [1])
+def test_pairs_that_cannot_choose_are_refused_in_a_line():
+    some, same, few = np.arange(60.0), np.ones(60), np.arange(FEWEST - 1.0)
+    for gold, own, found, said in (
+        (few, few, few, "49 pairs are too few"),
+        (same, some, some, "60 of 60 pairs have the score 1: 0 others cannot"),
+        (some // 51, some, some, "51 of 60 pairs have the score 0: 9 others cannot"),
+        (some, same, some, "cosines of all pairs are equal: nothing can be chosen"),
+        (some, some, same, "cosines of all pairs are equal: nothing can be chosen"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            choice(gold, own, found[:, None], [1])
 
 
 def test_few_pairs_of_another_score_choose_where_both_halves_have_some(monkeypatch):
@@ -152,12 +152,6 @@ def test_few_pairs_of_another_score_choose_where_both_halves_have_some(monkeypat
     monkeypatch.setattr(readout, "OTHERS", 2)
     gold[52:] = 0  # two are left, which many halves have both of
     assert 0 < choice(gold, own, found, [1, 1, 1]).gain < 200
-
-
-def test_cosines_that_are_all_equal_choose_nothing():
-    gold = np.arange(60.0)
-    with pytest.raises(ValueError, match="nothing can be chosen"):
-        choice(gold, np.ones(60), np.ones((60, 2)), [1, 1])
 
 
 def test_vectors_that_vary_by_rounding_alone_have_no_spectrum():
