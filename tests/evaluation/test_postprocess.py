@@ -104,14 +104,6 @@ def test_abtt_takes_the_top_axes_out_one_by_one():
         assert close(fit(x, "abtt", top=top).transform(x), wanted)
 
 
-def test_the_first_k_columns_are_those_of_most_variance():
-    x = np.linalg.qr(np.random.default_rng(2).standard_normal((50, 4)))[0] * [0.5, 8, 1, 4]
-    fitted = fit(x - x.mean(axis=0))
-    assert np.abs(fitted.matrix[:, :2]).argmax(axis=0).tolist() == [1, 3]
-    for kind in ORDERED:
-        assert np.array_equal(fit(X, kind).transform(X, 2), fit(X, kind).transform(X)[:, :2])
-
-
 def test_a_prefix_is_the_first_channels_whatever_it_is_fitted_to():
     for k in (1, 5, D, None):
         for fitted in (fit(X, "prefix", k=k), fit(OTHER, "prefix", k=k)):
