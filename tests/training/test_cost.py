@@ -68,19 +68,15 @@ def test_evaluations_are_a_twentieth_of_the_main_job_at_most(precision, tokenize
     assert embedder.kinds == {precision == "bf16-mixed"}
 
 
-class Hungry:
-    """A loss that the memory of a GPU does not suffice for."""
-
-    def __call__(self, z, negatives=None):
+def test_a_step_that_runs_out_of_memory_says_its_batch_and_the_peak_in_one_line(bert, monkeypatch):
+    def hungry(z, negatives=None):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has ...")
 
-
-def test_a_step_that_runs_out_of_memory_says_its_batch_and_the_peak_in_one_line(bert, monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 78 * 2**30)
     data = EightSentences(bert.tokenizer, 2)
     trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False)
     with pytest.raises(torch.OutOfMemoryError) as caught:
-        trainer.fit(ContrastiveTraining(embedder=embedder_of(bert), loss=Hungry()), data)
+        trainer.fit(ContrastiveTraining(embedder=embedder_of(bert), loss=hungry), data)
     count = 3 * len(data.batch.ids)
     assert message(caught.value, []) == (
         f"a batch of 8 sentences, 3 passes and {count} tokens runs out of memory, at a peak of 78.0 GiB; "
