@@ -5,27 +5,27 @@ from itertools import combinations, combinations_with_replacement
 import numpy as np
 import pytest
 from encoders import whitened_by_hand
+from evaluation.test_scores import naive_cosines, subset
 from scipy.stats import spearmanr
 
 from whitenedcse.evaluation import layers
 from whitenedcse.evaluation.scores import spearman
 from whitenedcse.evaluation.suite import plan
-from whitenedcse.evaluation.tasks import Subset
 
 L, D = 4, 5
 
 
-def subset(name, n, seed):
-    rng = np.random.default_rng(seed)
-    left, right = ([f"s{i}" for i in rng.integers(0, 30, n)] for _ in range(2))  # pairs and sentences repeat
-    right[0], (left[1], right[1]) = left[0], (right[2], left[2])  # one pair of equals, one turned round
-    return Subset(name, left, right, rng.integers(0, 6, n).astype(float))
+def odd(name, n, seed):
+    """Pairs and sentences repeat: one pair is of equals, one is turned round."""
+    made = subset(name, n, seed)
+    made.right[0], (made.left[1], made.right[1]) = made.left[0], (made.right[2], made.left[2])
+    return made
 
 
 @pytest.fixture
 def index():
-    tasks = {f"T{t}": [subset(name, 9 + 8 * i, 10 * t + i) for i, name in enumerate("pqr")] for t in range(2)}
-    return plan(tasks | {"U": [subset("one", 40, 99)]}).pairs
+    tasks = {f"T{t}": [odd(name, 9 + 8 * i, 10 * t + i) for i, name in enumerate("pqr")] for t in range(2)}
+    return plan(tasks | {"U": [odd("one", 40, 99)]}).pairs
 
 
 @pytest.fixture
@@ -34,12 +34,6 @@ def planes(index):
     planes = np.random.default_rng(0).standard_normal((L, n, D)).astype(np.float32) + 2
     planes[:, 3] = planes[:, 7]  # two sentences, one vector
     return planes
-
-
-def naive_cosines(x, rows):
-    x = x.astype(float)
-    cosines = [x[a] @ x[b] / np.linalg.norm(x[a]) / np.linalg.norm(x[b]) for a, b in rows.T]
-    return np.round(cosines, 12)  # equal vectors tie at 1
 
 
 def naive_scores(pairs, similarity_of):
@@ -100,9 +94,9 @@ def test_cosines_of_means_over_layers_are_those_of_the_combined_vectors(planes, 
     rows = both_sides(index["T0"]).reshape(2, -1)
     got = layers.cosines_by_mask(planes, rows)(masks)
     for mask, column in zip(masks, got.T, strict=True):
-        assert column == pytest.approx(naive_cosines(planes[mask].astype(float).mean(0), rows), abs=1e-9)
+        assert column == pytest.approx(naive_cosines(*planes[mask].astype(float).mean(0)[rows]), abs=1e-9)
     easy = ~(masks[:, 0] & masks[:, 1])
-    expected = [naive_cosines(planes[mask].astype(float).mean(0), rows) for mask in masks[easy]]
+    expected = [naive_cosines(*planes[mask].astype(float).mean(0)[rows]) for mask in masks[easy]]
     assert np.abs(got[:, easy].T - expected).max() < 1e-10
 
 
@@ -129,7 +123,7 @@ def test_every_two_layers_are_scored_with_and_without_whitening(planes, index):
         for task, pairs in index.items():
             white = whitened_by_hand(x[both_sides(pairs)])(x)
             for whitening, y in ((False, x), (True, white)):
-                scores = naive_scores(pairs, lambda rows, y=y: naive_cosines(y, rows))
+                scores = naive_scores(pairs, lambda rows, y=y: naive_cosines(*y[rows]))
                 assert got[state, str(whitening), task] == pytest.approx(scores, abs=1e-8)
                 expected[whitening].append(scores)
         for whitening, rows in expected.items():
@@ -154,7 +148,7 @@ def test_every_set_of_layers_is_scored_and_the_best_of_each_size_found(planes, i
     averages = {}
     for s in sets:
         x = planes[list(s)].astype(float).mean(axis=0)
-        scores = [naive_scores(pairs, lambda rows, x=x: naive_cosines(x, rows)) for pairs in index.values()]
+        scores = [naive_scores(pairs, lambda rows, x=x: naive_cosines(*x[rows])) for pairs in index.values()]
         for task, expected in zip(index, scores, strict=True):
             assert table[str(list(s)), task] == pytest.approx(expected, abs=1e-8)
         averages[s] = np.mean(scores, axis=0)
@@ -188,7 +182,7 @@ def test_every_k_is_what_refitting_and_truncating_at_that_k_gives(planes, index)
         for k in range(1, D + 1):
             y = whitened_by_hand(fits[task], k)(planes[0])
             rows = both_sides(pairs).reshape(2, -1)
-            assert layers.components(whole[task], rows)[:, k - 1] == pytest.approx(naive_cosines(y, rows))
-            expected = naive_scores(pairs, lambda rows, y=y: naive_cosines(y, rows))
+            assert layers.components(whole[task], rows)[:, k - 1] == pytest.approx(naive_cosines(*y[rows]))
+            expected = naive_scores(pairs, lambda rows, y=y: naive_cosines(*y[rows]))
             assert got[task][:, k - 1] == pytest.approx(expected, abs=1e-8)
     assert got["average"] == pytest.approx((got["T0"] + got["T1"] + got["U"]) / 3)

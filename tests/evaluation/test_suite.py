@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 from encoders import whitened_by_hand
-from evaluation.test_scores import evaluate, subset
+from evaluation.test_scores import evaluate, naive_cosines, subset
 from scipy.stats import spearmanr
 
 from whitenedcse.evaluation.postprocess import Postprocess
@@ -49,9 +49,7 @@ def test_vectors_and_their_first_channels_score_as_the_plain_evaluation(tasks):
 def cosines_by_hand(fit, left, right):
     """Of sentences whitened by others."""
     white = whitened_by_hand(np.float32([vector(t) for t in fit]))
-    a, b = (white(np.float32([vector(t) for t in side])) for side in (left, right))
-    cosines = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
-    return np.round(cosines, 12)  # a pair of equal sentences is a tie at 1
+    return naive_cosines(*(white(np.float32([vector(t) for t in side])) for side in (left, right)))
 
 
 def own(subsets):
