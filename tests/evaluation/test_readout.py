@@ -71,11 +71,18 @@ def test_sets_of_three_layers_are_left_out_where_they_are_too_many():
     assert max(map(len, layer_sets(25))) == 2
 
 
-def test_the_facts_of_a_sphere_and_of_a_line():
+def test_the_facts_of_a_sphere_of_a_line_and_of_vectors_that_vary_by_rounding_alone():
     sphere = Spectrum.of(np.zeros(D), np.eye(D)).facts()
     assert sphere == pytest.approx({"top": 1 / D, "rank": D, "cosine": 0})
     line = Spectrum.of(np.eye(D)[0], np.diag(np.eye(D)[0])).facts()
     assert line == pytest.approx({"top": 1, "rank": 1, "cosine": 0.5})
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=8) + 1e-7 * draw.normal(size=(50, 8))
+    mean, cov = x.mean(axis=0), np.cov(x.T, bias=True)
+    for facts in (Spectrum.of(mean, cov).facts(), Spectrum.of(np.zeros(8), np.zeros((8, 8))).facts()):
+        assert np.isnan([facts["top"], facts["rank"]]).all() and facts["cosine"] == 1
+    apart = Spectrum.of(mean, cov * 1e12).facts()
+    assert 1 < apart["rank"] <= 8 and apart["cosine"] < 1
 
 
 def test_of_readouts_that_are_near_the_one_of_fewest_layers_is_taken():
@@ -152,14 +159,3 @@ def test_few_pairs_of_another_score_choose_where_both_halves_have_some(monkeypat
     monkeypatch.setattr(readout, "OTHERS", 2)
     gold[52:] = 0  # two are left, which many halves have both of
     assert 0 < choice(gold, own, found, [1, 1, 1]).gain < 200
-
-
-def test_vectors_that_vary_by_rounding_alone_have_no_spectrum():
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=8) + 1e-7 * draw.normal(size=(50, 8))
-    facts = Spectrum.of(x.mean(axis=0), np.cov(x.T, bias=True)).facts()
-    assert np.isnan([facts["top"], facts["rank"]]).all() and facts["cosine"] == 1
-    zero = Spectrum.of(np.zeros(8), np.zeros((8, 8))).facts()
-    assert np.isnan(zero["rank"])
-    apart = Spectrum.of(x.mean(axis=0), np.cov(x.T, bias=True) * 1e12).facts()
-    assert 1 < apart["rank"] <= 8 and apart["cosine"] < 1
