@@ -28,6 +28,8 @@ from transformers import (
     RobertaModel,
 )
 
+from whitenedcse.model import packed
+from whitenedcse.model.attention import bounds
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Pooling, ProjectionHead
@@ -91,6 +93,13 @@ def encoder(request, tokenizer):
 @pytest.fixture
 def bert(tokenizer):
     return Encoder(backbone("bert", len(tokenizer)), tokenizer)
+
+
+@pytest.fixture
+def gpu_layout(monkeypatch):
+    """Batches without padding keep their order, and have bounds for a kernel, as on a GPU."""
+    laid_out = lambda b, *_: packed.Layout(b, None, None, len(b.ids), b.n, None, bounds(b), 0)  # noqa: E731
+    monkeypatch.setattr(packed, "laid_out", laid_out)
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from whitenedcse.model.attention import (
     Bounds,
     Settings,
     attention,
-    bounds,
     cuts,
     planned,
     unpadded_attention,
@@ -153,12 +152,10 @@ def calls(run):
     return count
 
 
-def test_a_layer_on_a_gpu_takes_four_fifths_of_the_python_of_a_padded_one(monkeypatch):
+def test_a_layer_on_a_gpu_takes_four_fifths_of_the_python_of_a_padded_one(monkeypatch, gpu_layout):
     """Python launches each kernel, for which a step of BERT-base waits; the kernels are stubs here."""
     batch = ragged.ragged([[1, 2, 3], [4, 5], [6, 7, 8, 9]])
     padded = {"input_ids": ragged.pad(batch, 0), "attention_mask": ragged.mask(batch).long()}
-    layout = packed.Layout(batch, None, None, len(batch.ids), batch.n, None, bounds(batch), 0)
-    monkeypatch.setattr(packed, "laid_out", lambda *_: layout)
     drop = torch.nn.functional.dropout
     plain = lambda x, p, _, onto: drop(x, p) if onto is None else drop(x, p) + onto  # noqa: E731
     monkeypatch.setattr(packed, "dropped", plain)

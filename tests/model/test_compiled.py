@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from whitenedcse.model import packed
-from whitenedcse.model.attention import bounds
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.scratch import small_bert
 from whitenedcse.ragged import ragged
@@ -15,9 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what PyTorch's compiler say
 ROWS = [[2, 5, 6, 3], [2, 7, 3], [2, 8, 9, 10, 11, 3], [2, 9, 3]]
 
 
-def test_layers_of_any_length_are_one_graph_and_those_of_first_tokens_another(monkeypatch):
-    on_gpu = lambda b, *_: packed.Layout(b, None, None, len(b.ids), b.n, None, bounds(b), 0)  # noqa: E731
-    monkeypatch.setattr(packed, "laid_out", on_gpu)
+def test_layers_of_any_length_are_one_graph_and_those_of_first_tokens_another(monkeypatch, gpu_layout):
     graphs = []
 
     def noted(module, inputs):

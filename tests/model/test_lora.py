@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 from encoders import SENTENCES, architecture, embedder_of
-from model.test_packed import RELATIVES, batch, gradients, transformers_own
+from model.test_packed import RELATIVES, assert_transformers_own, batch
 from model.test_packed import backbone as packable
 from test_distributed import apart, batch_of, encoder_of, gradient, module_of, stepped
 from test_scripts import TINY
@@ -41,16 +41,9 @@ def adapted(model, **settings):
 @pytest.mark.parametrize("kind", RELATIVES)
 def test_packed_batches_are_pefts_own_forward_and_gradient(kind):
     for modules, first in product((None, ["query", "value"], ["intermediate.dense"]), (False, True)):
-        model, rows = adapted(packable(kind).train(), modules=modules, alpha=3.0), batch()
-        ours = packed.hidden(model, rows, [1, 3], first=first)
-        own = gradients(model, ours)
-        theirs = transformers_own(model, rows, [1, 3], first)
-        assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
-        expected = gradients(model, theirs)
-        assert expected and own.keys() == expected.keys() and all("lora_" in name for name in own)
-        for name, value in expected.items():
-            assert value.any()
-            assert_close(own[name], value, atol=1e-11, rtol=1e-10, msg=name)
+        model = adapted(packable(kind).train(), modules=modules, alpha=3.0)
+        own = assert_transformers_own(model, batch(), [1, 3], first)
+        assert all("lora_" in name and value.any() for name, value in own.items())
 
 
 def test_each_layer_has_a_dropout_of_its_own(monkeypatch):

@@ -53,6 +53,22 @@ def gradients(model, hidden):
     return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
 
 
+def assert_transformers_own(model, rows, layers, first):
+    """The states, and the gradient, which it returns, are those of Transformers."""
+    ours = packed.hidden(model, rows, layers, first=first)
+    own = gradients(model, ours)
+    theirs = transformers_own(model, rows, layers, first)
+    assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
+    expected = gradients(model, theirs)
+    assert len(expected) >= len(own) > 0
+    for weight, value in expected.items():
+        if weight in own:
+            assert_close(own[weight], value, atol=1e-11, rtol=1e-10, msg=weight)
+        else:  # of a layer above, which is not computed here
+            assert not value.any(), weight
+    return own
+
+
 LAYERS = ([3], [0], [1, 3], [3, 0, 2], [2])
 STATES = [(name, [1, 3]) for name in BATCHES] + [("mixed", layers) for layers in LAYERS]
 
@@ -61,18 +77,7 @@ STATES = [(name, [1, 3]) for name in BATCHES] + [("mixed", layers) for layers in
 def test_states_and_gradient_are_those_of_transformers(kind):
     model = backbone(kind).train()
     for (name, layers), first in product(STATES, (False, True)):
-        rows = batch(name)
-        ours = packed.hidden(model, rows, layers, first=first)
-        own = gradients(model, ours)
-        theirs = transformers_own(model, rows, layers, first)
-        assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
-        expected = gradients(model, theirs)
-        assert len(expected) >= len(own) > 0
-        for weight, value in expected.items():
-            if weight in own:
-                assert_close(own[weight], value, atol=1e-11, rtol=1e-10, msg=weight)
-            else:  # of a layer above, which is not computed here
-                assert not value.any(), weight
+        assert_transformers_own(model, batch(name), layers, first)
 
 
 @pytest.mark.parametrize("onednn", [False, True])
@@ -105,18 +110,10 @@ def kernel(q, k, v, *, heads, p, bounds):
 
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("name", BATCHES)
-def test_the_way_of_other_devices_is_the_same(name, first, monkeypatch):
-    """Rows in their own order and bounds of sentences: what a GPU gets, with a stand-in for its kernel."""
-    model, rows = backbone("roberta").train(), batch(name)
-    expected = packed.hidden(model, rows, [0, 2, 3], first=first)
-    wanted = gradients(model, expected)
-    layout = packed.Layout(rows, None, None, len(rows.ids), rows.n, None, attention.bounds(rows), 0)
-    monkeypatch.setattr(packed, "laid_out", lambda *_: layout)
+def test_the_way_of_other_devices_is_the_same(name, first, monkeypatch, gpu_layout):
+    """With a stand-in for the kernel of a GPU."""
     monkeypatch.setattr(packed, "unpadded_attention", kernel)
-    hidden = packed.hidden(model, rows, [0, 2, 3], first=first)
-    assert_close(hidden, expected, atol=1e-12, rtol=1e-12)
-    for weight, value in gradients(model, hidden).items():
-        assert_close(value, wanted[weight], atol=1e-11, rtol=1e-10, msg=weight)
+    assert_transformers_own(backbone("roberta").train(), batch(name), [0, 2, 3], first)
 
 
 def test_a_padding_token_in_the_text_stands_where_roberta_puts_it():
@@ -140,12 +137,7 @@ def test_dropout_is_where_transformers_has_it(first, monkeypatch):
     """With every dropout replaced by a halving, in both."""
     halved(monkeypatch)
     model = backbone(dropout=0.3, attention="eager").train()
-    ours = packed.hidden(model, batch(), [0, 1, 3], first=first)
-    theirs = transformers_own(model, batch(), [0, 1, 3], first)
-    assert_close(ours, theirs, atol=1e-12, rtol=0)
-    own, expected = gradients(model, ours), gradients(model, theirs)
-    for name, value in expected.items():
-        assert_close(own[name], value, atol=1e-11, rtol=1e-10, msg=name)
+    assert_transformers_own(model, batch(), [0, 1, 3], first)
 
 
 def test_little_is_computed_for_padding_and_nothing_for_unused_rows(monkeypatch):

@@ -5,12 +5,11 @@ from types import SimpleNamespace
 import lightning
 import torch
 from encoders import whitening
-from lightning import Callback, seed_everything
+from lightning.pytorch.callbacks import LambdaCallback
 from test_training import EightSentences
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whitenedcse.model import packed
-from whitenedcse.model.attention import bounds
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.training.checkpoints import Safekeeping
@@ -41,37 +40,25 @@ class Waits(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-class Watch(Callback):
-    def __init__(self, waits):
-        self.waits = waits
-
-    def on_train_batch_start(self, trainer, module, batch, index):
-        if index == FIRST:
-            self.waits.__enter__()
-        if index == LAST:
-            self.waits.__exit__(None, None, None)
-
-
-def watched(encoder, tmp_path, head):
-    """What the host waited for in three steps of train.py's trainer and callbacks, no number being due."""
-    seed_everything(0, verbose=False)
-    head = ProjectionHead(encoder.width, whitening=head)
-    module = ContrastiveTraining(embedder=Embedder(encoder=encoder, head=head), views=3)
+def test_a_step_between_two_logged_ones_waits_for_nothing(bert, tmp_path, monkeypatch, gpu_layout):
+    """With train.py's trainer and callbacks; the module's own part, of any head, is in test_devices.py."""
+    monkeypatch.setattr(packed, "unpadded_attention", lambda q, k, v, **_: q + (k + v).mean(0))
     waits = Waits()
+
+    def watch(trainer, module, batch, index):
+        if index == FIRST:
+            waits.__enter__()
+        if index == LAST:
+            waits.__exit__(None, None, None)
+
+    head = ProjectionHead(bert.width, whitening=whitening(gradient="full"))
+    module = ContrastiveTraining(embedder=Embedder(encoder=bert, head=head), views=3)
     keep = Safekeeping(tmp_path, 1000, SimpleNamespace(every=100), "", lambda text: None)
     settings = {"max_epochs": 1, "logger": False, "gradient_clip_val": 1.0, "log_every_n_steps": 100}
-    callbacks = [Watch(waits), keep, Record(), PlainProgress(say=str)]
+    callbacks = [LambdaCallback(on_train_batch_start=watch), keep, Record(), PlainProgress(say=str)]
     trainer = Trainer(accelerator="cpu", callbacks=callbacks, **settings)
-    trainer.fit(module, EightSentences(encoder.tokenizer, STEPS))
-    return waits.found
-
-
-def test_a_step_between_two_logged_ones_waits_for_nothing(bert, tmp_path, monkeypatch):
-    """With the paper's head; of each pooling and head the module's own part is in test_devices.py."""
-    laid_out = lambda b, *_: packed.Layout(b, None, None, len(b.ids), b.n, None, bounds(b), 0)  # noqa: E731
-    monkeypatch.setattr(packed, "laid_out", laid_out)
-    monkeypatch.setattr(packed, "unpadded_attention", lambda q, k, v, **_: q + (k + v).mean(0))  # of a GPU
-    assert watched(bert, tmp_path, whitening(gradient="full")) == []
+    trainer.fit(module, EightSentences(bert.tokenizer, STEPS))
+    assert waits.found == []
 
 
 def test_ranks_do_not_ask_their_devices_for_signals():
