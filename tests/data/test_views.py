@@ -23,10 +23,6 @@ def sentences(lengths, around=(1, 1)):
     return [[*front, *(next(first) for _ in range(m)), *back] for m in lengths]
 
 
-def keys(n, seed=0):
-    return np.random.default_rng(seed).integers(0, 2**64, n, dtype=np.uint64)
-
-
 def split_mix(x):
     """The last step of SplitMix64, in whole numbers of Python."""
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK

@@ -66,16 +66,12 @@ def filed(root, file):
     return root / file if file.startswith("rte/") else root / "senteval" / file
 
 
-def numbers(i):
-    """What row i has beside texts: its number, a score, a label and a kind of question."""
-    return {"i": i, "s": f"{i % 6 * 0.9:.1f}", "y": i % 2, "k": KINDS[i % 6]}
-
-
 def copy(root, *beginnings, rows=10**6, text="text {}".format):
     """A right copy under root, of the files whose path begins so, or one of the first rows of each."""
     for file, (n, row, header) in FILES.items():
         if file.startswith(beginnings):
-            each = ({"a": text(i), "b": text(-i - 1), **numbers(i)} for i in range(min(n, rows)))
+            each = ({"a": text(i), "b": text(-i - 1), "i": i, "s": f"{i % 6 * 0.9:.1f}", "y": i % 2,
+                     "k": KINDS[i % 6]} for i in range(min(n, rows)))  # fmt: skip
             write(filed(root, file), header + "".join(row.format(**fields) + "\n" for fields in each))
 
 

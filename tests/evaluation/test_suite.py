@@ -26,8 +26,12 @@ def vector(text):
     return np.random.default_rng(list(text.encode())).standard_normal(6) * [1, 2, 3, 4, 5, 6] + 3
 
 
+def vectors(texts):
+    return np.float32([vector(text) for text in texts])
+
+
 def system(agenda, *rest):
-    return System(np.float32([vector(text) for text in agenda.sentences]), *rest)
+    return System(vectors(agenda.sentences), *rest)
 
 
 def result_of(agenda, *rest, classify=None, draws=50):
@@ -39,17 +43,11 @@ def test_vectors_and_their_first_channels_score_as_the_plain_evaluation(tasks):
     assert agenda.sentences == sorted({t for s in (*tasks["A"], *tasks["B"]) for t in (*s.left, *s.right)})
     for width, transform in ((6, ()), (2, (partial(Postprocess, kind="prefix", k=2),))):  # fitted to nothing
         got = result_of(agenda, *transform).scores["sts"]
-        plain = evaluate(tasks, lambda texts, width=width: np.float32([vector(t)[:width] for t in texts]))
+        plain = evaluate(tasks, lambda texts, width=width: vectors(texts)[:, :width])
         for name, task in plain["tasks"].items():
             for mean in ("all", "mean", "wmean"):
                 assert got["tasks"][name][mean] == pytest.approx(task[mean], abs=1e-9)
         assert got["avg"]["mean"] == pytest.approx(plain["avg"]["mean"], abs=1e-9)
-
-
-def cosines_by_hand(fit, left, right):
-    """Of sentences whitened by others."""
-    white = whitened_by_hand(np.float32([vector(t) for t in fit]))
-    return naive_cosines(*(white(np.float32([vector(t) for t in side])) for side in (left, right)))
 
 
 def own(subsets):
@@ -66,8 +64,8 @@ def test_whitening_equals_the_formula_by_hand_on_what_each_transform_is_fitted_t
     got = result_of(agenda, WHITENING, on)  # fitted once to a corpus, and for each task to its own
     assert (len(fits), setting(on)) == ((2, "transductive") if on == "year" else (1, "inductive"))
     for name, subsets in tasks.items():
-        texts = own(subsets) if on == "year" else corpus
-        cosines = [cosines_by_hand(texts, s.left, s.right) for s in subsets]
+        white = whitened_by_hand(vectors(own(subsets) if on == "year" else corpus))
+        cosines = [naive_cosines(white(vectors(s.left)), white(vectors(s.right))) for s in subsets]
         found = got.scores["sts"]["tasks"][name]["subsets"].values()
         for s, mine, number in zip(subsets, cosines, found, strict=True):
             assert number["spearman"] == pytest.approx(100 * spearmanr(s.gold, mine).statistic, abs=1e-6)
@@ -104,7 +102,7 @@ def test_labelled_texts_reach_the_classifier_in_order_and_rte_its_threshold(task
     agenda = plan({"mine": single, "RTE": pair, "x/RTE.tsv": file, **tasks})
 
     def classify(x, y, split):
-        assert x == pytest.approx(np.float32([vector(w) for w in words]))
+        assert x == pytest.approx(vectors(words))
         assert y.tolist() == labels.tolist() and split is None
         return np.where(np.arange(30) < 3, 1 - y, y), 77.0
 
@@ -121,8 +119,7 @@ def test_labelled_texts_reach_the_classifier_in_order_and_rte_its_threshold(task
     assert said == [
         f"{name}: 90.00 ({one['seconds']} s)" for name, one in (("mine", mine), ("x/RTE.tsv", other))
     ]
-    a, b = np.array([vector(w) for w in words]), np.array([vector(w) for w in words[::-1]])
-    entailed = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1) >= 0.5
+    entailed = naive_cosines(vectors(words), vectors(words[::-1])) >= 0.5
     assert got.scores["rte"]["accuracy"] == pytest.approx(100 * np.mean(entailed == (labels == 0)))
     assert "sts" in got.scores and "correct" not in got.scores["rte"]
 
@@ -140,7 +137,7 @@ def test_geometry_is_of_sts_b_where_there_is_one_with_pairs_above_four_as_positi
 
 def test_zero_vectors_leave_no_average_and_other_shapes_are_refused(tasks):
     agenda = plan(tasks)
-    x = np.float32([vector(t) for t in agenda.sentences])
+    x = vectors(agenda.sentences)
     x[:2] = 0
     got = evaluated(System(x), agenda, None, 20).scores["sts"]
     assert got["avg"]["all"] is None and got["avg"]["interval"]["all"] is None

@@ -22,7 +22,7 @@ class Killed(BaseException):
 
 @pytest.fixture
 def best(bert, tmp_path):
-    """A first checkpoint and an embedder that has learned since."""
+    """A checkpoint, its embedder, and what tells it from a later one."""
     embedder = embedder_of(bert)
     checkpoint.save(embedder, tmp_path / "run" / "best")
     return tmp_path / "run" / "best", embedder, value(embedder)
@@ -30,12 +30,6 @@ def best(bert, tmp_path):
 
 def value(embedder):
     return float(embedder.encoder.backbone.get_input_embeddings().weight.detach().sum())
-
-
-def learn(embedder):
-    with torch.no_grad():
-        embedder.encoder.backbone.get_input_embeddings().weight.add_(1.0)
-    return value(embedder)
 
 
 def test_what_was_tokenised_before_leaves_no_trace(best):
@@ -51,7 +45,7 @@ def test_what_was_tokenised_before_leaves_no_trace(best):
 def test_after_a_kill_between_two_renames_the_old_is_read_and_the_next_written(best, monkeypatch, tmp_path):
     """Any other moment of it is in tests/test_files.py."""
     directory, embedder, old = best
-    learn(embedder)
+    embedder.encoder.backbone.get_input_embeddings().weight.data.add_(1.0)
     renames, rename = [], Path.rename
 
     def second_is_the_last(path, target):

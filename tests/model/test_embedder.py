@@ -39,10 +39,6 @@ def trained(embedder):
     return embedder.eval()
 
 
-def identity(width):
-    return ProjectionHead(width, whitening=None, dense=False)
-
-
 def test_encoding_is_each_sentence_alone_in_the_order_given(encoder, monkeypatch):
     monkeypatch.setattr(encoding, "BLOCK", 7)  # tokenised in ten blocks
     monkeypatch.setattr(encoding, "BATCH_TOKENS", 100)
@@ -164,7 +160,7 @@ def test_encoding_and_what_follows_a_pooler_is_in_float32_whatever_the_caller_co
 
 
 def test_a_view_has_its_own_dropout_one_pass_serves_many_views_and_hard_negatives_are_apart(bert):
-    embedder = embedder_of(bert, head=identity(16)).train()
+    embedder = embedder_of(bert, head=ProjectionHead(16, whitening=None, dense=False)).train()
     batch = tokens(embedder)
     z, _ = projected(embedder, concatenate([batch] * 3), n=8, views=3)
     assert len({tuple(view.flatten().tolist()) for view in z}) == 3

@@ -26,14 +26,6 @@ def batch_of(n=24, passes=2):
     return Batch(concatenate([sentences] * passes), sentences, n)
 
 
-def steady(module):
-    """Without dropout: pieces have their own."""
-    for part in module.modules():
-        if isinstance(part, torch.nn.Dropout):
-            part.p = 0.0
-    return module
-
-
 def stepped(module, batch):
     """Vectors, loss, and the gradient of every weight."""
     module.zero_grad()
@@ -46,7 +38,10 @@ def stepped(module, batch):
 
 
 def test_any_number_of_threads_gives_the_vectors_and_the_gradient_of_one(encoder, threaded):
-    module, batch = steady(module_of(encoder).double()), batch_of()
+    module, batch = module_of(encoder).double(), batch_of()
+    for part in module.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0  # pieces have their own dropout
     expected = stepped(module, batch)
     for k, module.chunk in ((2, None), (3, 7), (50, 1000), (3, None)):
         threaded(k)

@@ -17,7 +17,6 @@ def hidden():
 
 NAIVE = {
     "cls": lambda tokens: tokens[0],
-    "pooler": lambda tokens: tokens[0],
     "last": lambda tokens: tokens[-1],
     "mean": lambda tokens: sum(tokens) / len(tokens),
     "max": lambda tokens: torch.stack([max(channel) for channel in tokens.T]),
