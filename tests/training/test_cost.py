@@ -41,12 +41,9 @@ def test_evaluations_are_a_twentieth_of_the_main_job_at_most(precision, tokenize
     read = []
     ids = lambda texts, *_: read.append(1) or ragged([[1] * WORDS] * len(texts))  # noqa: E731
     monkeypatch.setattr(module, "ragged_ids", ids)
-    monkeypatch.setattr(module, "concentrated", lambda x: {})  # which is slow, and no GPU is here
-    monkeypatch.setattr(module, "uniformity", lambda x: 0.0)
     monkeypatch.setattr(module.checkpoint, "save", lambda *_: None)
     scores = (s for i in range(1000) for s in (float(i), 0.0))
     monkeypatch.setattr(module, "scores_of", lambda *_: {"tasks": {"dev": {"all": next(scores)}}})
-    monkeypatch.setattr(module.DevSet, "baselines", lambda *_: {"dev/whitened_on_dev_k4": 1.0})
     left, right = ([f"{side}{i}" for i in range(PAIRS)] for side in "lr")
     dev = [Subset("dev", left, right, np.arange(PAIRS) % 6.0)]
     monitor = Monitor(dev=dev, every=None, patience=None, directory=tmp_path, say=lambda text: None)
