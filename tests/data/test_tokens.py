@@ -50,11 +50,15 @@ def test_a_batch_of_rows_is_what_the_tokenizer_says_of_each(corpus, lines, token
     assert token_ids([], tokenizer, LENGTH) == []
 
 
-def test_a_slow_tokenizer_a_large_vocabulary_and_no_tokens_work_too(lines, tokenizer, monkeypatch):
+def test_a_slow_tokenizer_a_large_vocabulary_and_no_tokens_work_too(
+    lines, corpus, tokenizer, tmp_path, monkeypatch
+):
     slow = ByT5Tokenizer()
     assert token_ids(lines[:20], slow, LENGTH) == [oracle(line, slow) for line in lines[:20]]
     assert tokens.ids_of(["abcdefgh", "a"], slow, LENGTH)[2] == 1
-    monkeypatch.setattr(type(tokenizer), "eos_token_id", 5, raising=False)
+    for largest, kind in ((65_535, np.uint16), (65_536, np.int32)):
+        monkeypatch.setattr(type(tokenizer), "get_vocab", lambda _, largest=largest: {"a": largest})
+        assert tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path / str(largest)).ids.dtype == kind
     empty = lambda texts, **_: {"input_ids": [[] for _ in texts]}  # noqa: E731
     empty.is_fast, empty.eos_token_id = False, 5
     assert tokens.ids_of(["", ""], empty, 4)[0].tolist() == [5, 5]
