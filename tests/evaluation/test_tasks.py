@@ -66,26 +66,11 @@ def test_the_real_tasks_hold_the_published_rows_of_each_class_in_the_order_of_sp
         counts = np.bincount(task.labels if split is None else task.labels[task.split == split])
         assert counts.tolist() == expected or counts.sum() == expected
         assert len(counts) == len(task.classes)
-    assert {len(column) for column in task.columns} == {len(task.labels)}
-    assert len(task.columns) == (2 if name in ("MRPC", "RTE") else 1)
-    assert all(text for column in task.columns for text in column)
     words = [[0 if text == "." else len(text.split()) for text in column] for column in task.columns]
     split = [("train", "dev", "test").index(s) for s in task.split] if task.split is not None else []
     keys = list(zip(*([split] if split else []), *words, task.labels.tolist(), strict=True))
     assert keys == sorted(keys)
     assert sum(text == "." for text in task.columns[0]) == {"CR": 4, "MPQA": 3}.get(name, 0)
-
-
-@real
-def test_real_labels_and_encodings():
-    subj, trec, mrpc = (benchmark_labels(name, DATA / "senteval") for name in ("SUBJ", "TREC", "MRPC"))
-    objective = (DATA / "senteval/SUBJ/subj.objective").read_text("latin-1").split("\n")[0].split()
-    assert subj.classes[subj.labels[subj.columns[0].index(" ".join(objective))]] == "objective"
-    (one,) = (i for i, text in enumerate(trec.columns[0]) if not text.isascii())
-    assert "\xf0" in trec.columns[0][one]
-    assert trec.classes[trec.labels[one]] == "LOC"
-    first = next(i for i, text in enumerate(mrpc.columns[0]) if text.startswith("Amrozi accused his"))
-    assert (mrpc.split[first], mrpc.classes[mrpc.labels[first]]) == ("train", "paraphrase")
 
 
 @pytest.fixture
@@ -116,11 +101,12 @@ def test_ties_of_length_go_by_label_then_as_filed_and_an_empty_line_becomes_a_do
 
 
 def test_columns_and_labels_of_the_other_layouts(tmp_path, small):
-    small("TREC", 2, 1), small("MRPC", 2, 1), small("SST2", 2, 1, 1), small("RTE", 2)
+    small("TREC", 2, 1), small("MRPC", 2, 1), small("SST2", 2, 1, 1), small("RTE", 2), small("SUBJ", 1, 1)
     head = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
     write(tmp_path, {
         "TREC/train_5500.label": b"NUM:dist How far : it\xe9 ?\nABBR:exp What ?\n",
         "TREC/TREC_10.label": "HUM:ind Who ?\n",
+        "SUBJ/subj.objective": "he goes\n", "SUBJ/subj.subjective": "i like it\n",
         "MRPC/msr_paraphrase_train.txt": head + '1\t7\t8\tHe said " no .\tA b\r\n0\t7\t8\tHe did not go\tA\n',
         "MRPC/msr_paraphrase_test.txt": head + "0\t1\t2\tx\ty\n",
         "SST/binary/sentiment-train": "good one . \t1\nbad\t0\n", "SST/binary/sentiment-dev": "é\u2028è\t1\n",
@@ -129,6 +115,9 @@ def test_columns_and_labels_of_the_other_layouts(tmp_path, small):
     })  # fmt: skip
     assert contents(benchmark_labels("TREC", tmp_path)) == [
         ("What ?", "ABBR", "train"), ("How far : it\xe9 ?", "NUM", "train"), ("Who ?", "HUM", "test")
+    ]  # fmt: skip
+    assert contents(benchmark_labels("SUBJ", tmp_path)) == [
+        ("he goes", "objective"), ("i like it", "subjective")
     ]  # fmt: skip
     assert contents(benchmark_labels("MRPC", tmp_path)) == [
         ("He did not go", "A", "different", "train"), ('He said " no .', "A b", "paraphrase", "train"),
