@@ -105,15 +105,10 @@ def test_a_step_s_loss_and_gradient_are_those_of_transformers_own_states(encoder
 @pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.slow(but=2)
 def test_it_trains_and_its_checkpoint_and_exports_say_the_same_everywhere(encoder, kind, tmp_path):
-    before = {name: w.detach().clone() for name, w in encoder.backbone.named_parameters()}
     monitor = monitor_of(tmp_path, every=1)
     module = module_of(encoder, kind="mean")
     fit(module, tmp_path, monitor, steps=1)
     assert len(monitor.rows) == 2 and np.isfinite(monitor.rows[1].values["dev/spearman"])
-    moved = {name for name, w in encoder.backbone.named_parameters() if not torch.equal(w, before[name])}
-    assert len(moved) > 10 and {name for name in before if name not in moved} <= {
-        name for name, w in encoder.backbone.named_parameters() if not w.requires_grad or w.grad is None
-    }
     wanted = module.embedder.encode(SENTENCES)
     assert np.abs(wanted[0] - wanted[1:]).max(axis=1).min() > 0.1  # sentences differ
     best = tmp_path / "best"
