@@ -5,6 +5,7 @@ import gzip
 import numpy as np
 import pytest
 from evaluation.test_doctor import DATA
+from evaluation.test_doctor import write as write_one
 
 from whitenedcse.evaluation.tasks import (
     STS,
@@ -34,10 +35,7 @@ BALANCE = {  # rows of each class, by split
 
 def write(folder, files):
     for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return folder / next(iter(files), "")
+        write_one(folder / name, text)
 
 
 def three(subset):

@@ -27,12 +27,10 @@ ENCODERS = {
 }
 
 
-def encoder_of(kind, settings, tokenizer):
-    return Encoder(architecture(kind, len(tokenizer), **settings), tokenizer)
-
-
 def any_encoder(kind, tokenizer):
-    return decoder_of(kind) if kind in DECODERS else encoder_of(kind, (POOLED | ENCODERS)[kind], tokenizer)
+    if kind in DECODERS:
+        return decoder_of(kind)
+    return Encoder(architecture(kind, len(tokenizer), **(POOLED | ENCODERS)[kind]), tokenizer)
 
 
 @torch.no_grad()
@@ -40,7 +38,7 @@ def any_encoder(kind, tokenizer):
 @pytest.mark.parametrize("kind", POOLED)
 @pytest.mark.slow(but=3)
 def test_the_pooler_is_the_models_own(kind, tokenizer):
-    encoder = encoder_of(kind, POOLED[kind], tokenizer)
+    encoder = any_encoder(kind, tokenizer)
     embedder = embedder_of(encoder, kind="pooler").eval()
     rows = token_ids(SENTENCES, tokenizer, 32)
     theirs = torch.cat([encoder.backbone(input_ids=torch.tensor([row])).pooler_output for row in rows])
