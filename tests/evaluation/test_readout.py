@@ -151,6 +151,8 @@ def test_pairs_that_cannot_choose_are_refused_in_a_line():
     ):
         with pytest.raises(ValueError, match=said):
             choice(gold, own, found[:, None], [1])
+    enough = some[:FEWEST]
+    assert choice(enough, enough, enough[:, None], [1]).own == pytest.approx(100)
 
 
 def test_few_pairs_of_another_score_choose_where_both_halves_have_some(monkeypatch):
