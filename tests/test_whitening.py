@@ -94,7 +94,7 @@ DAMAGE = {
     "constant channel": lambda x: torch.cat((torch.full_like(x[..., :1], 3), x[..., 1:]), dim=-1),
     "two equal channels": lambda x: torch.cat((x[..., 1:2], x[..., 1:]), dim=-1),
     "duplicate sentences": lambda x: x[:, [0, 0, 1, 1, 4, 5]],
-    "identical sentences": lambda x: x[:, :1].expand_as(x).clone(),
+    "identical sentences": lambda x: x[:, :1] * torch.logspace(0, 4, x.shape[2]).expand_as(x),
     "two sentences": lambda x: x[:, :2],
     "one sentence": lambda x: x[:, :1],
 }
@@ -151,14 +151,6 @@ def test_the_scale_of_the_input_changes_neither_the_output_nor_the_direction_of_
             near(slope, found[0][1], atol=5e-4 * float(found[0][1].abs().max()))
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
-def test_the_rounding_of_a_constant_channel_is_not_blown_up(kind):
-    x = draw(7, 4)[0].to(kind)
-    x[:, 2:] = torch.tensor([1 / 3, 1e4 / 3])
-    y = wh.group_whiten(x, width=2, eps=1e-5)
-    assert y[:, 2:].abs().max() < 0.05 and y[:, :2].abs().max() > 1
-
-
 def test_pca_gives_unit_variances_by_descending_variance_with_fixed_signs():
     x = draw(50, 5) * torch.tensor([1.0, 5, 2, 4, 3])
     matrix = wh.pca(wh.covariance(x).requires_grad_(), torch.zeros(2, 1, 1))
@@ -184,13 +176,6 @@ def test_mixed_precision_does_not_degrade_whitening(call):
     expected.square().sum().backward(), found.square().sum().backward()
     assert torch.equal(found, expected) and torch.equal(plain.grad, mixed.grad)
     assert torch.equal(call(plain.bfloat16()), call(plain.bfloat16().float()))
-
-
-@pytest.mark.parametrize("width", [2, 5])
-def test_the_ridge_is_added_whole_however_large_it_is(width):
-    cov, r = wh.covariance(draw(30, width)), torch.tensor([3e-6, 40.0]).double().view(2, 1, 1)
-    for found, a, ridge in zip(wh.zca(cov, r), cov, r, strict=True):
-        near(found, by_eigenvectors(a + ridge * torch.eye(width)), atol=1e-9)
 
 
 def test_many_iterations_end_at_zca_even_where_rounding_would_grow():
