@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from programs import started, surroundings
 
+from whitenedcse.app import cli
 from whitenedcse.app.config import CONF
 
 ROOT = Path(__file__).parents[1]
@@ -104,44 +105,41 @@ def test_the_best_checkpoint_is_evaluated_and_scores_what_the_monitor_said(train
 
 
 @pytest.mark.slow
-def test_runs_are_compared_and_own_texts_evaluated_by_a_python_function(tmp_path):
-    (tmp_path / "m.py").write_text(
-        "def f(texts): return [[len(t), t.count('a'), t.count('e')] for t in texts]\n"
-    )
+def test_runs_are_compared_and_own_texts_evaluated_by_a_python_function(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def said(*words):
+        assert cli.main(["evaluate", *words, "draws=50"]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    Path("letters.py").write_text("def f(x): return [[len(t), t.count('a'), t.count('e')] for t in x]\n")
     rows = [f"{i % 7}\tbread{'a' * (i % 5)}\tbake{'e' * (i % 3)}{'a' * (i % 7)}\n" for i in range(40)]
-    (tmp_path / "pairs.tsv").write_text("grade\tone side\tother\n" + "".join(rows))
+    Path("pairs.tsv").write_text("grade\tone side\tother\n" + "".join(rows))
     labelled = [f"b{'a' * (i % 2 * 3)}{'e' * (i % 5)},{i % 2}\n" for i in range(60)]
-    (tmp_path / "texts.csv").write_text("text,label\n" + "".join(labelled))
+    Path("texts.csv").write_text("text,label\n" + "".join(labelled))
+    pairs, given = "pairs.tsv:one side:other:grade", ["model=letters:f", "protocol=posthoc"]
     for name in ("one", "two"):
-        tasks = "tasks.names=[pairs.tsv:one side:other:grade,texts.csv]"
-        more = ["draws=50", f"run={name}", "postprocess=pca", "k=2"]
-        result = started("evaluate.py", "model=m:f", tasks, *more, cwd=tmp_path)
-        assert result.returncode == 0, result.stderr
-    assert "pca-2 (target) transductive" in result.stdout and "texts.csv" in result.stdout
-    rows = json.loads((tmp_path / "outputs/two/scores.json").read_text())["rows"]
+        tasks = f"tasks.names=[{pairs},texts.csv]"
+        printed = said(given[0], tasks, f"run={name}", "postprocess=pca", "k=2")
+        assert "pca-2 (target) transductive" in printed and "texts.csv" in printed
+    rows = json.loads(Path("outputs/two/scores.json").read_text())["rows"]
     assert rows[0]["transfer"]["tasks"]["texts.csv"]["accuracy"] == 100  # the letter a tells the classes
-    result = started("evaluate.py", "compare=[outputs/one,outputs/*]", "draws=50", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert (
-        "as it is: Spearman x 100, all" in result.stdout and "pca-2 (target): accuracy x 100" in result.stdout
-    )
+    printed = said("compare=[outputs/one,outputs/*]")
+    assert "as it is: Spearman x 100, all" in printed and "pca-2 (target): accuracy x 100" in printed
     closed = subprocess.Popen(
         [sys.executable, str(ROOT / "evaluate.py"), "compare=[outputs/one,outputs/two]", "draws=50"],
-        cwd=tmp_path, env=surroundings(tmp_path, {}),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=surroundings(tmp_path, {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     closed.stdout.close()  # as by `| head -1` once it has its line
     assert closed.stderr.read() == "" and closed.wait() == 1
     closed.stderr.close()
-    assert not list((tmp_path / "outputs").glob("evaluate-*"))
-    (tmp_path / "corpus.txt").write_text("".join(f"b{'a' * (i % 5)}{'e' * (i % 7)}\n" for i in range(70)))
-    fitted = ["tasks.names=[pairs.tsv:one side:other:grade]", "protocol=posthoc", "draws=50", "run=fitted"]
-    result = started("evaluate.py", "model=m:f", "fit=corpus.txt", *fitted, cwd=tmp_path)
-    assert "whitened (corpus.txt) inductive" in " ".join(result.stdout.split())
-    assert "components only" not in result.stdout
-    (tmp_path / "few.txt").write_text("bread\nbake\nbreadaa\n")
-    result = started("evaluate.py", "model=m:f", "fit=few.txt", *fitted[:-1], "run=few", cwd=tmp_path)
-    assert "fitted to 3 texts, of whose components only 2 of 3 can vary" in result.stdout
+    assert not list(Path("outputs").glob("evaluate-*"))
+    Path("corpus.txt").write_text("".join(f"b{'a' * (i % 5)}{'e' * (i % 7)}\n" for i in range(70)))
+    printed = said(*given, f"tasks.names=[{pairs}]", "fit=corpus.txt", "run=fitted")
+    assert "whitened (corpus.txt) inductive" in printed and "components only" not in printed
+    Path("few.txt").write_text("bread\nbake\nbreadaa\n")
+    printed = said(*given, f"tasks.names=[{pairs}]", "fit=few.txt", "run=few")
+    assert "fitted to 3 texts, of whose components only 2 of 3 can vary" in printed
 
 
 @pytest.mark.slow
