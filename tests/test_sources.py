@@ -122,14 +122,6 @@ def test_a_corpus_is_fetched_once(root, hub):
     assert located("wiki1m") == path and hub["asked"] == asked
 
 
-@pytest.fixture
-def impatient(monkeypatch):
-    """The hub library, which writes pieces of 10 MB and waits a second after each failure, in miniature."""
-    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 1000)
-    clock = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None})
-    monkeypatch.setattr(huggingface_hub.file_download, "time", clock)
-
-
 TEXT = "".join(f"Sentence {i}.\n" for i in range(1000)).encode()
 OTHER = hashlib.sha256(TEXT.replace(b"7", b"8")).hexdigest()
 
@@ -141,7 +133,11 @@ OTHER = hashlib.sha256(TEXT.replace(b"7", b"8")).hexdigest()
         (lambda number, data: data.replace(b"7", b"8"), f"sha256 {OTHER[:12]}.*deleted, try again"),
     ],
 )
-def test_what_came_damaged_is_deleted_and_the_next_attempt_is_whole(root, hub, impatient, sent, words):
+def test_what_came_damaged_is_deleted_and_the_next_attempt_is_whole(root, hub, monkeypatch, sent, words):
+    """The hub library writes pieces of 10 MB and waits a second after each failure, here in miniature."""
+    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    clock = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None})
+    monkeypatch.setattr(huggingface_hub.file_download, "time", clock)
     hub["nli_for_simcse.csv"], whole = TEXT, hub["sent"]
     hub["sent"] = sent
     with pytest.raises(FileNotFoundError, match=f"^nli_for_simcse: .*{words}[^\n]*$"):

@@ -13,6 +13,7 @@ from encoders import SENTENCES, embedder_of
 from exported import by_onnxruntime, by_sentence_transformers, by_transformers
 from huggingface_hub import ModelCard
 from numpy.testing import assert_allclose
+from report_runs import trained
 from safetensors.torch import load_file, save_file
 
 from whitenedcse.app import cli
@@ -216,28 +217,16 @@ def test_the_card_s_own_lines_load_the_vectors(bert, tmp_path, to, kind, monkeyp
     assert (data["library_name"], data["license"], data["base_model"]) == (to, "unknown", "x/y")
 
 
-def run_of(folder, embedder):
-    """A run directory as train.py leaves it."""
-    checkpoint.save(embedder, folder / "best")
-    config = "data: {corpus: mine.txt, sample: 7}\nencoder: {path: owner/base}\nmonitor: {dev: pairs.csv}\n"
-    (folder / "config.yaml").write_text(config)
-    versions = {"experiment": "tiny", "seed": 3, "commit": "abc", "packages": {"torch": "2"}, "format": "0.3"}
-    (folder / "versions.json").write_text(json.dumps(versions))
-    interval = {mean: [70.1, 75.9] for mean in ("all", "mean", "wmean")}
-    values = {"all": 73.0, "mean": 73.0, "wmean": 73.0, "interval": interval}
-    row = {"name": "as it is", "setting": "", "sts": {"tasks": {"STS-B": {**values, "n": 9}}, "avg": values}}
-    dev = {"before": 40.1, "best": 55.25, "best_step": 1200, "n": 2000, "positives": None}
-    (folder / "scores.json").write_text(json.dumps({"rows": [row], "headline": "all", "dev": dev}))
-
-
 def test_the_card_of_a_run_says_what_it_was_trained_on_and_what_it_scored(embedder, tmp_path):
-    run_of(tmp_path / "run", embedder)
+    settings = {"data__corpus": "mine.txt", "data__sample": 7, "monitor__dev": "pairs.csv"}
+    settings |= {"encoder": {"path": "owner/base"}, "system": "tiny"}
+    checkpoint.save(embedder, trained(tmp_path / "run", 3, average=73.0, **settings) / "best")
     command = ["export", str(tmp_path / "run"), str(out := tmp_path / "out"), "--to", "transformers"]
     assert cli.main(command) == 0
     text = (out / "README.md").read_text()
-    for said in ("experiment: tiny", "seed: 3", "corpus: mine.txt", "sentences: 7", "commit: abc"):
+    for said in ("system: tiny", "seed: 3", "corpus: mine.txt", "sentences: 7", "commit: c0ffee"):
         assert f"- {said}\n" in text
-    assert re.search(r"\| STS-B \| 9 \| 73.00 ±2.90 \|", text)
+    assert re.search(r"\| as it is \| +\| 71.50 \| 74.50 \| 73.00 \|", text)
     assert ModelCard(text).data.base_model == "owner/base" and str(tmp_path) not in text
     export(Run(tmp_path / "run"), out, "transformers", verify=False)
     assert (out / "README.md").read_text().startswith(text.partition("- in 64 texts")[0])

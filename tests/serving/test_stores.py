@@ -4,13 +4,13 @@ import fsspec
 import numpy as np
 import pytest
 from encoders import SENTENCES
+from serving.test_encode import vectors
 
 from whitenedcse.app import cli, evaluate
 from whitenedcse.data import remote
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import encode
-from whitenedcse.serving.encode import arrays
 from whitenedcse.serving.export import export
 from whitenedcse.serving.search import Index
 
@@ -51,10 +51,6 @@ def put(url, text):
 def run(*words):
     """Exit code 0, or the line of the error."""
     return cli.main([*map(str, words)])
-
-
-def vectors(folder):
-    return np.concatenate(list(arrays(folder)))
 
 
 def test_a_corpus_there_is_encoded_to_files_there_and_a_killed_job_resumes(
