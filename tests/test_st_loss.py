@@ -12,12 +12,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from accelerate.state import AcceleratorState, PartialState
 from datasets import Dataset
-from encoders import SENTENCES, architecture, backbone, embedder_of, nowhere, whitening
+from encoders import SENTENCES, architecture, embedder_of, nowhere, whitening
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-from torch import nn
 from torch.nn.functional import cosine_similarity
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
@@ -41,13 +40,8 @@ FULL = {"whitening": whitening(gradient="full", eps=1e-3)}
 
 def saved(folder, tokenizer, kind="bert", dropout=0.0):
     """The directory of a tiny encoder whose vectors spread."""
-    make = backbone if kind in ("bert", "roberta") else architecture
-    model = make(kind, len(tokenizer))
-    for part in model.modules():
-        if isinstance(part, (nn.Linear, nn.Embedding)):
-            part.weight.data *= 8
-    model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = dropout
-    model.save_pretrained(folder)
+    rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), dropout)
+    architecture(kind, len(tokenizer), **rates).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 

@@ -5,11 +5,10 @@ import math
 import re
 import shutil
 
-import encoders
 import numpy as np
 import pytest
 import torch
-from encoders import SENTENCES, embedder_of
+from encoders import SENTENCES, architecture, embedder_of
 from exported import by_onnxruntime, by_sentence_transformers, by_transformers
 from huggingface_hub import ModelCard
 from numpy.testing import assert_allclose
@@ -29,24 +28,16 @@ from whitenedcse.serving.export import FORMATS, TEXTS, Graph, difference, export
 from whitenedcse.serving.fit import scaled, whitened
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries that load the exports
-BACKBONE = encoders.backbone
 CORPUS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
 LONG = " ".join(SENTENCES * 5)
 ASKED = [LONG, "", "cat", *SENTENCES, LONG[:200]]
 POOLINGS = [("cls", [-1]), ("mean", [-1]), ("mean", [1, -1]), ("max", [-1])]
 
 
-@pytest.fixture(autouse=True)
-def lively(monkeypatch):
-    """Encoders whose vectors differ: else all texts are alike, and whitening amplifies rounding."""
-    monkeypatch.setattr(encoders, "backbone", lambda *shape: louder(BACKBONE(*shape)))
-
-
-def louder(model):
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(5 if weight.ndim > 1 else 1)
-    return model
+@pytest.fixture
+def bert(tokenizer):
+    """An encoder whose vectors differ: else all texts are alike, and whitening amplifies rounding."""
+    return Encoder(architecture("bert", len(tokenizer)), tokenizer)
 
 
 @pytest.fixture
@@ -66,7 +57,7 @@ def assert_alike(found, wanted):
 
 @pytest.mark.parametrize("shape", ["bert", "roberta"])
 def test_each_library_gives_the_source_s_vectors(shape, tokenizer, tmp_path):
-    encoder = Encoder(encoders.backbone(shape, len(tokenizer)), tokenizer)
+    encoder = Encoder(architecture(shape, len(tokenizer)), tokenizer)
     for i, (kind, layers) in enumerate(POOLINGS if shape == "bert" else POOLINGS[2:3]):
         plain = embedder_of(encoder, kind=kind, layers=layers).eval()
         assert export(plain, tmp_path / f"t{i}", "transformers")["difference"] <= 1e-5
