@@ -18,7 +18,7 @@ from whitenedcse.evaluation.scores import cosine
 from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving.fit import whitened
-from whitenedcse.serving.readout import Found, every_layer, grids, matrix, needed, readout, verdict, write
+from whitenedcse.serving.readout import Found, grids, matrix, needed, readout, verdict, write
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
 RNG = np.random.default_rng(0)
@@ -43,14 +43,6 @@ def written(pairs, path):
         rows = csv.writer(stream, delimiter="\t")
         rows.writerow(["sentence1", "sentence2", "score"])
         rows.writerows(zip(pairs.left, pairs.right, pairs.gold, strict=True))
-
-
-def test_every_layer_has_the_vectors_of_each_pooling(plain):
-    found = every_layer(plain, TEXTS[:20], ("cls", "mean")).kinds
-    for kind, layers in found.items():
-        for layer, x in enumerate(layers):
-            slow = embedder_of(plain.encoder, kind=kind, layers=(layer,)).eval().encode(TEXTS[:20])
-            assert_allclose(x, slow, atol=1e-5)
 
 
 def test_the_embedder_with_the_chosen_readout_has_the_cosines_that_chose_it(plain, tmp_path):
