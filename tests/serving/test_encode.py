@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
@@ -50,7 +51,7 @@ def files(out):
 def test_row_i_is_row_i_in_every_form(job, embedder):
     wanted = embedder.encode(TEXTS)
     for to, dtype in product(("npy", "parquet"), ("float32", "float16")):
-        one = Job(*list(vars(job).values())[:3], f"{job.out}-{to}-{dtype}", to, dtype, SHARD)
+        one = replace(job, out=f"{job.out}-{to}-{dtype}", to=to, dtype=dtype)
         encoded(one)
         assert [len(x) for x in arrays(one.out)] == [7, 7, 7, 3]
         assert vectors(one.out).dtype == dtype
@@ -65,10 +66,10 @@ def test_row_i_is_row_i_in_every_form(job, embedder):
 @pytest.mark.parametrize("worlds", [(5,), (2, 3, 3)])
 def test_any_number_of_processes_write_the_same_bytes_and_resume(job, worlds, tmp_path, monkeypatch):
     """Each process writes one file and is killed, but for the last turn."""
-    alone = Job(*list(vars(job).values())[:3], str(tmp_path / "alone"), shard=SHARD)
+    alone = replace(job, out=str(tmp_path / "alone"))
     encoded(alone)
     put, opened = encode.put, Embedder.load(job.source)
-    job = Job(lambda: opened, *list(vars(job).values())[1:])
+    job = replace(job, opened=lambda: opened)
 
     def killed(out, name, content):
         if name.startswith("digests"):
@@ -89,32 +90,31 @@ def test_any_number_of_processes_write_the_same_bytes_and_resume(job, worlds, tm
 
 def test_another_job_or_something_else_is_refused(job, corpus, embedder, tmp_path):
     encoded(job)
-    own = vars(job)
     other = Embedder.load(job.source)
     with torch.no_grad():
         next(other.encoder.parameters())[5] += 0.01
     lines = {
-        "bf16": own | {"bf16": True},
-        "shard": own | {"shard": 8},
-        "dtype": own | {"dtype": "float16"},
-        "embedder": own | {"opened": lambda: other},
+        "bf16": {"bf16": True},
+        "shard": {"shard": 8},
+        "dtype": {"dtype": "float16"},
+        "embedder": {"opened": lambda: other},
     }
     for line, settings in lines.items():
         with pytest.raises(ValueError, match=f"holds another job, of another {line}"):
-            encoded(Job(**settings))
+            encoded(replace(job, **settings))
     with open(corpus.path, "a") as file:
         file.write("one more\n")
     with pytest.raises(ValueError, match="holds another job, of another fingerprint"):
         encoded(job)
     with pytest.raises(ValueError, match="holds something other than vectors, 'best'"):
-        encoded(Job(**own | {"out": str(tmp_path)}))
+        encoded(replace(job, out=str(tmp_path)))
     with pytest.raises(ValueError, match=r"no manifest.json; whitenedcse encode writes"):
         vectors(tmp_path / "none")
     with pytest.raises(ValueError, match="is in .*, whose files are the texts: name one beside it"):
-        encoded(Job(**own | {"corpus": Corpus(str(tmp_path)), "out": str(tmp_path / "in" / "it")}))
+        encoded(replace(job, corpus=Corpus(str(tmp_path)), out=str(tmp_path / "in" / "it")))
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(ValueError, match="no rows to encode"):
-        encoded(Job(**own | {"corpus": Corpus(str(tmp_path / "empty.txt")), "out": str(tmp_path / "x")}))
+        encoded(replace(job, corpus=Corpus(str(tmp_path / "empty.txt")), out=str(tmp_path / "x")))
 
 
 def test_a_damaged_file_is_named_and_encoded_again_when_it_is_deleted(job, monkeypatch):
@@ -140,7 +140,7 @@ def test_vectors_that_are_not_finite_are_refused(job, embedder):
     with torch.no_grad():
         embedder.encoder.backbone.embeddings.word_embeddings.weight[:] = torch.nan
     with pytest.raises(ValueError, match=r"NaN or infinity in the vector of row 0 of .*corpus.txt in floa"):
-        encoded(Job(lambda: embedder, *list(vars(job).values())[1:]))
+        encoded(replace(job, opened=lambda: embedder))
 
 
 def test_a_process_takes_the_gpu_of_its_place_on_the_machine(job, monkeypatch):
@@ -199,6 +199,6 @@ def test_a_process_that_fails_is_named(job, monkeypatch):
     """Of forks, which need not import anything."""
     fork = partial(multiprocessing.start_processes, start_method="fork")
     monkeypatch.setattr(sys.modules["torch.multiprocessing.spawn"], "spawn", fork)
-    wrong = Job(partial(Embedder.load, f"{job.source}/none"), *list(vars(job).values())[1:])
+    wrong = replace(job, opened=partial(Embedder.load, f"{job.source}/none"))
     with pytest.raises(OSError, match=r"process \d failed: .*none.*; the same command resumes"):
         encoded(wrong, 2)
