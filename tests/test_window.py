@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from functools import cache
 
 import pytest
 from encoders import PAIRS, SENTENCES
@@ -23,13 +24,12 @@ MACHINES = "train/sentences_per_second", "train/load"
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
     """For a program: where it ran, its arguments, and the states that kills would have left."""
-    home, known = tmp_path_factory.mktemp("home"), {}
+    home = tmp_path_factory.mktemp("home")
     (home / "c.txt").write_text("\n".join(SENTENCES))
     (home / "p.tsv").write_text(PAIRS)
 
+    @cache
     def states(program):
-        if program in known:
-            return known[program]
         if program == "evaluate.py":
             states("train.py")
         arguments, first = PROGRAMS[program]
@@ -38,8 +38,7 @@ def killed(tmp_path_factory):
         done = started(program, *arguments, cwd=home, prepared="snapshots:taken", **where)
         assert done.returncode == 0, done.stderr
         run = home / "outputs" / arguments[-1].removeprefix("run=")
-        known[program] = run, sorted(to.iterdir(), key=lambda path: int(path.name)), outcome(run)
-        return known[program]
+        return run, sorted(to.iterdir(), key=lambda path: int(path.name)), outcome(run)
 
     return states
 

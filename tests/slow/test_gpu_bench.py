@@ -6,16 +6,11 @@ import pytest
 from programs import started
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    out = tmp_path_factory.mktemp("gpu") / "out.json"
-    done = started("bench/gpu.py", out, "--cpu", cwd=out.parent, seconds=600)
-    assert done.returncode == 0, done.stderr
-    return json.loads(out.read_text())
-
-
 @pytest.mark.slow
-def test_every_stage_gives_what_must_hold(found):
+def test_every_stage_gives_what_must_hold(tmp_path):
+    done = started("bench/gpu.py", out := tmp_path / "out.json", "--cpu", cwd=tmp_path, seconds=600)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
     assert list(found) == ["a", "seconds", *"bcdefghi"]
     assert all("error" not in found[stage] for stage in "abcdefgh")
     for case, errors in found["b"].items():

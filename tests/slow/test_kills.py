@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from functools import cache
 
 import pytest
 from programs import alive, ranks, until
@@ -24,14 +25,12 @@ def command(home):  # noqa: F811
 @pytest.fixture(scope="module")
 def unkilled(home):  # noqa: F811
     """For one process and for two: what a run ends with."""
-    known = {}
 
+    @cache
     def run(processes):
-        if processes not in known:
-            name = f"unkilled-{processes}"
-            finished(home, *command(home), f"trainer.devices={processes}", f"run={name}")
-            known[processes] = outcome(home / "outputs" / name)
-        return known[processes]
+        name = f"unkilled-{processes}"
+        finished(home, *command(home), f"trainer.devices={processes}", f"run={name}")
+        return outcome(home / "outputs" / name)
 
     return run
 
