@@ -127,10 +127,10 @@ def test_the_full_gradient_is_right_where_eigenvalues_are_equal():
 
 
 @pytest.mark.parametrize("d", [2, 5, 80])
-def test_a_negative_determinant_or_eigenvalue_by_rounding_does_no_harm(d):
+def test_neither_a_negative_determinant_or_eigenvalue_by_rounding_nor_zero_does_harm(d):
     channel = (draw(64, 50)[0].T - 3).float() * torch.logspace(-3, 3, 50).unsqueeze(-1)
-    for gradient in POLICIES:
-        x = (channel.unsqueeze(-1) * torch.linspace(1, 1.7, d)).requires_grad_()
+    for gradient, scale in itertools.product(POLICIES, (1, 0)):
+        x = (scale * channel.unsqueeze(-1) * torch.linspace(1, 1.7, d)).requires_grad_()
         y = wh.group_whiten(x, width=d, eps=1e-12, gradient=gradient)
         y.sum().backward()
         assert y.isfinite().all() and x.grad.isfinite().all()
