@@ -16,16 +16,23 @@ from encoders import SENTENCES, whitened_by_hand
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from scipy.stats import spearmanr
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import BoW, Normalize, Transformer
-from test_st_loss import OTHERS, gradients, opened, saved, tokens
+from test_st_loss import DATA, OTHERS, arguments, gradients, opened, saved, tokens
 from torch.testing import assert_close
 
 from whitenedcse.compute import autocast_type
 from whitenedcse.evaluation.scores import cosine
 from whitenedcse.model import packed
-from whitenedcse.sentence_transformers import STSEvaluator, accelerate, undo, whitened
+from whitenedcse.sentence_transformers import (
+    HeadInCheckpoints,
+    STSEvaluator,
+    WhitenedContrastiveLoss,
+    accelerate,
+    undo,
+    whitened,
+)
 
 THEIRS = ("sentence_transformers", "whitenedcse.sentence_transformers")
 TEXTS = [f"{a} {b}" for i, a in enumerate(SENTENCES) for b in SENTENCES[: i + 1]] + ["", "cat", "a " * 60]
@@ -294,6 +301,20 @@ def test_whitening_on_too_few_sentences_is_undefined_and_no_number(made, tmp_pat
         metrics = STSEvaluator([str(tmp_path / "few.tsv")], corpus=TEXTS)(made().eval())
     assert math.isnan(metrics["sts_avg_whitened_on_own_k16"])
     assert math.isfinite(metrics["sts_avg_whitened_on_corpus_k16"])
+
+
+@pytest.mark.slow
+def test_the_evaluator_chooses_the_best_checkpoint_of_their_trainer(made, pairs, tmp_path):
+    loss = WhitenedContrastiveLoss(model := accelerate(made()), mini_batch_size=4)
+    plan = {"eval_strategy": "steps", "eval_steps": 4, "save_steps": 4, "load_best_model_at_end": True}
+    metric = {"metric_for_best_model": "sts_avg_spearman"}
+    parts = {"evaluator": STSEvaluator(list(pairs), draws=50), "callbacks": [HeadInCheckpoints(loss)]}
+    given = arguments(tmp_path / "run", **plan, **metric)
+    trainer = SentenceTransformerTrainer(model, given, DATA, loss=loss, **parts)
+    trainer.train()
+    history = [row for row in trainer.state.log_history if "eval_sts_avg_spearman" in row]
+    assert trainer.state.best_metric == max(row["eval_sts_avg_spearman"] for row in history)
+    assert (tmp_path / "run" / "eval" / "sts_evaluation_sts_results.csv").exists() and len(history) == 2
 
 
 @pytest.mark.filterwarnings("ignore")
