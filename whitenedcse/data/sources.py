@@ -14,7 +14,7 @@ from filelock import BaseFileLock, FileLock
 
 from whitenedcse import inputs
 from whitenedcse.data.corpus import Corpus, is_hub_id, texts
-from whitenedcse.files import sha256
+from whitenedcse.files import parsing, sha256
 from whitenedcse.inputs import expanded
 
 SIMCSE = "princeton-nlp/datasets-for-simcse"  # data sets of the Hugging Face hub
@@ -191,7 +191,7 @@ def _unpacked(archive: Path) -> Path:
     """Unpack an archive's SentEval folder to `senteval` beside it, which appears only when complete."""
     target = archive.parent / "senteval"
     with tempfile.TemporaryDirectory(prefix=".senteval.", dir=archive.parent) as draft:
-        with tarfile.open(archive) as tar:
+        with parsing(archive, "delete it and start again"), tarfile.open(archive) as tar:
             # no link, nothing outside; Python 3.11.2 has no filters, which would do it
             tar.extraction_filter = lambda member, _: member  # without one, Python 3.12 warns
             plain = [m for m in tar if m.isfile() or m.isdir()]
