@@ -95,6 +95,7 @@ DAMAGE = {
     "two equal channels": lambda x: torch.cat((x[..., 1:2], x[..., 1:]), dim=-1),
     "duplicate sentences": lambda x: x[:, [0, 0, 1, 1, 4, 5]],
     "identical sentences": lambda x: x[:, :1] * torch.logspace(0, 4, x.shape[2]).expand_as(x),
+    "identical zeros": lambda x: 0 * x,
     "two sentences": lambda x: x[:, :2],
     "one sentence": lambda x: x[:, :1],
 }

@@ -149,7 +149,7 @@ def iterated(cov: Tensor, r: Tensor, iterations: int = 5) -> Tensor:
         y = y @ step
         step = (three - root @ y) / 2
         root = step @ root  # these two orders of factors are the stable ones
-    return root * (trace * scale).rsqrt()
+    return root * trace.rsqrt() * scale.rsqrt()
 
 
 @full_precision
