@@ -17,7 +17,7 @@ import torch
 from safetensors.numpy import save_file
 
 from whitenedcse import files
-from whitenedcse.files import DIGESTS, drafted, intact, naming, read_json, restore, seal, writing
+from whitenedcse.files import DIGESTS, drafted, intact, naming, restore, seal, writing
 
 OLD, NEW = b"old" * 1000, b"new!" * 100_000
 
@@ -191,13 +191,6 @@ def test_a_sealed_folder_refuses_each_flipped_byte_truncation_swap_and_loss(tmp_
 def test_the_digest_of_a_file_is_that_of_its_bytes(path):
     assert files.checksum(path) == files.checksum(OLD) != files.checksum(NEW)
     assert files.sha256(path) == subprocess.check_output(["sha256sum", path], text=True).split()[0]
-
-
-def test_what_is_no_json_is_named(path):
-    for content in (b"", b'{"x": 1', b'{"x": "\xff"}'):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=f"^{path} is damaged .*; copy or make it again$"):
-            read_json(path)
 
 
 def test_a_line_that_a_kill_cut_short_is_no_line(path):

@@ -4,22 +4,12 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from programs import ROOT, until
 
 from whitenedcse.distributed import Place, check_alone, is_first, placed, shared
-
-NAMES = "RANK WORLD_SIZE LOCAL_WORLD_SIZE LOCAL_RANK SLURM_LOCALID SLURM_NTASKS SLURM_PROCID SLURM_NNODES"
-NAMES = (*NAMES.split(), "TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT")
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """Nothing of this machine's own launcher is seen."""
-    for name in NAMES:
-        monkeypatch.delenv(name, raising=False)
 
 
 def test_a_process_reads_its_place_from_its_environment(monkeypatch):
@@ -73,12 +63,9 @@ PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv
 
 
 def test_a_rank_ends_soon_after_its_parent_was_killed(tmp_path):
-    here = {"PYTHONPATH": str(Path(__file__).parents[1])}
-    start = {"cwd": tmp_path, "env": os.environ | here, "stderr": subprocess.PIPE}
+    start = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(ROOT)}, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", PARENT, CHILD], **start) as parent:
-        end = time.monotonic() + 60
-        while not (tmp_path / "child").exists() and time.monotonic() < end:
-            time.sleep(0.02)
+        until((tmp_path / "child").exists)
         parent.kill()
         begun = time.monotonic()
         parent.stderr.read()  # to the end of the child, whose standard error it is too

@@ -161,8 +161,6 @@ def test_a_series_is_the_finite_values_of_whole_lines(tmp_path):
 
 def test_a_run_is_named_by_the_time_and_under_slurm_by_what_a_requeued_job_keeps(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for name in ("SLURM_STEP_ID", "RANK", "WORLD_SIZE", "SLURM_NTASKS"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(run_module.time, "strftime", lambda _: "2026-11-23_10-56-09")
     names = []
     for _ in range(3):  # within a second

@@ -23,10 +23,8 @@ from whitenedcse.training.loggers import Metrics
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    """One run, started in Python, by no launcher."""
+    """One run, started in Python."""
     monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.create({"hydra": {"mode": None}}))
-    for name in ("RANK", "WORLD_SIZE", "SLURM_NTASKS"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def test_an_encoder_is_known_by_its_commit_or_its_files_and_one_of_random_weights_not_at_all(bert, tmp_path):
