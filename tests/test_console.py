@@ -4,10 +4,11 @@ import csv
 import io
 import re
 
+import pytest
 from rich.console import Console
 
 from whitenedcse import console
-from whitenedcse.console import Grid, as_csv, as_latex, as_markdown, printed, say
+from whitenedcse.console import Grid, as_csv, as_latex, as_markdown, say
 
 AWKWARD = ["a & b", "50 %", "mean_L1", "#1", "$5 {x}", "a\\b", "[nli] x", "*star", "a|b", "x < y > z", "~^"]
 AWKWARD += ['q "r", s']
@@ -17,11 +18,17 @@ COMMAND = "python evaluate.py model=a_b layers=[1,-1] " + "pooling=mean " * 12
 MADE = GRID._replace(notes=[f"to make row_1; row & 2:\n  {COMMAND}"])
 
 
-def shown(grid, width):
-    terminal = Console(width=width, file=io.StringIO(), color_system=None)
-    for part in printed(grid):
-        terminal.print(part)
-    return terminal.file.getvalue().splitlines()
+@pytest.fixture
+def shown(monkeypatch):
+    """A function from a table and the width of a terminal to the lines that are shown there."""
+
+    def lines(grid, width):
+        terminal = Console(width=width, file=io.StringIO(), color_system=None, force_terminal=True)
+        monkeypatch.setattr(console, "console", lambda: terminal)
+        say(grid)
+        return terminal.file.getvalue().splitlines()
+
+    return lines
 
 
 def unescaped(markdown):
@@ -73,32 +80,26 @@ def test_latex_holds_the_cells_and_the_notes():
     assert r"\begin{tabular}{lrr}" in text
 
 
-def test_a_terminal_shows_the_text_of_cells_and_notes_not_its_markup():
+def test_a_terminal_shows_the_text_of_cells_and_notes_not_its_markup(shown):
     text = " ".join(shown(GRID, 120))
     assert all(cell in text for cell in (*AWKWARD, *GRID.notes, GRID.title))
 
 
-def test_a_narrow_terminal_cuts_no_number_and_keeps_the_names_of_lines(monkeypatch):
+def test_a_narrow_terminal_cuts_no_number_and_keeps_the_names_of_lines(shown):
     size = "+2.16 (+0.63 .. +3.60, p 0.01)"
     wide = Grid(
         "t", ["", "1", "2", "2 - 1", "3 - 1"], [["STS12", "46.31", "48.47", size, size]], [], range(1, 5)
     )
     for width in (40, 60, 80):
-        terminal = Console(width=width, file=io.StringIO(), color_system=None, force_terminal=True)
-        monkeypatch.setattr(console, "console", lambda terminal=terminal: terminal)
-        say(wide)
-        words = terminal.file.getvalue().split()
+        words = " ".join(shown(wide, width)).split()
         assert {"STS12", "46.31", "48.47", *size.split()} <= set(words)
 
 
-def test_a_table_whose_words_fit_the_terminal_is_no_wider(monkeypatch):
+def test_a_table_whose_words_fit_the_terminal_is_no_wider(shown):
     tasks = ["MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC", "average"]
     rows = [["whitened (training)", "transductive", *["85.12 ±1.23"] * 8]]
     wide = Grid("accuracy x 100", ["", "fitted", *tasks], rows, [], range(2, 10))
-    terminal = Console(width=80, file=io.StringIO(), color_system=None, force_terminal=True)
-    monkeypatch.setattr(console, "console", lambda: terminal)
-    say(wide)
-    assert max(map(len, terminal.file.getvalue().splitlines())) <= 80
+    assert max(map(len, shown(wide, 80))) <= 80
 
 
 def test_commands_keep_one_line_each_and_name_the_rows_they_make(capsys):
@@ -117,15 +118,10 @@ def test_latex_sets_signs_as_mathematics_and_the_best_of_a_column_in_bold():
     assert r"b & \textbf{73.2 $\pm$ 1} & $+1.5$ \\" in text and text.count("textbf") == 1
 
 
-def test_a_pipe_gets_lines_on_the_standard_error(monkeypatch, capsys):
-    monkeypatch.setattr(console, "SECONDS", 0)
-    with console.pace("encoded", 1000) as more:
-        more(900)
-    out = capsys.readouterr()
-    assert out.out == "" and "encoded:  90%" in out.err and "900/1000" in out.err
-
-
-def test_short_work_says_nothing(capsys):
-    with console.pace("encoded", 2) as more:
-        more(2)
-    assert capsys.readouterr() == ("", "")
+def test_a_pipe_gets_lines_on_the_standard_error_of_long_work_alone(monkeypatch, capsys):
+    for seconds, said in ((console.SECONDS, ""), (0, "encoded:  90%")):
+        monkeypatch.setattr(console, "SECONDS", seconds)
+        with console.pace("encoded", 1000) as more:
+            more(900)
+        out = capsys.readouterr()
+        assert out.out == "" and (said in out.err if said else out.err == "")

@@ -11,7 +11,6 @@ import shlex
 import shutil
 import signal
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from encoders import SENTENCES, WORDS, backbone, decoder_of
 from evaluation.test_doctor import copy, write
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from programs import ROOT, begun, free_port, started, started_anew
+from programs import ROOT, begun, free_port, started, started_anew, until
 from test_architecture import composed
 
 from whitenedcse.app.config import CONF, check_keys, plain, top
@@ -171,10 +170,7 @@ def page_of(words, home):
     printed.write_text("")
     process = begun(*words, cwd=home, said=[printed, printed])
     try:
-        until = time.monotonic() + 120
-        while process.poll() is None and "http://127.0.0.1" not in printed.read_text():
-            assert time.monotonic() < until
-            time.sleep(0.2)
+        until(lambda: process.poll() is not None or "http://127.0.0.1" in printed.read_text(), 120)
         process.send_signal(signal.SIGTERM)
         process.wait(30)
     finally:

@@ -25,10 +25,6 @@ def sample(n=700, d=6, *, mean=3.0, dtype=np.float64, seed=0):
     return (rng.standard_normal((n, d)) @ rng.standard_normal((d, d)) + mean).astype(dtype)
 
 
-def chunks(x, rng):
-    return np.split(x, np.sort(rng.integers(0, len(x) + 1, 5)))  # some of them empty
-
-
 def test_any_chunking_gives_two_passes_however_far_the_mean_lies(monkeypatch):
     cases = [(seed, mean, np.float64) for seed, mean in enumerate((0.0, 3.0, 1e4, -1e8))]
     for seed, mean, dtype in [*cases, (4, 1e3, np.float16), (5, 1e3, np.float32)]:
@@ -36,7 +32,7 @@ def test_any_chunking_gives_two_passes_however_far_the_mean_lies(monkeypatch):
         expected = two_passes(x)
         monkeypatch.setattr(whitening, "BLOCK", int(rng.integers(1, 100)))
         streamed = Moments(6)
-        for chunk in chunks(x, rng):
+        for chunk in np.split(x, np.sort(rng.integers(0, len(x) + 1, 5))):  # some of them empty
             streamed.update(chunk)
         assert streamed.n == 700 and streamed.mean.dtype == streamed.covariance.dtype == np.float64
         assert distance(streamed.mean, expected[0]) < 1e-14
@@ -51,21 +47,16 @@ def test_equal_rows_have_no_scatter_at_all(monkeypatch):
     assert not fitted.covariance.any() and np.array_equal(fitted.mean, x[0])
 
 
-def peak(x):
-    tracemalloc.start()
-    Moments(x.shape[1]).update(x)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return peak
-
-
 def test_memory_does_not_grow_with_the_rows_of_a_memory_map(tmp_path, monkeypatch):
     monkeypatch.setattr(whitening, "BLOCK", 512)
     peaks = []
     for n in (2_000, 40_000):
         file = np.memmap(tmp_path / str(n), np.float32, "w+", shape=(n, 32))
         file[:] = sample(n, 32, dtype=np.float32)
-        peaks.append(peak(file))
+        tracemalloc.start()
+        Moments(32).update(file)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
     assert peaks[1] < 1.1 * peaks[0] and peaks[1] < 6 * 512 * 32 * 8
 
 
