@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from encoders import SENTENCES, SMALL, architecture, byte_level, embedder_of
+from encoders import SENTENCES, SMALL, architecture, embedder_of
 from numpy.testing import assert_allclose, assert_array_equal
 from sentence_transformers import SentenceTransformer
 
@@ -15,7 +15,6 @@ import whitenedcse
 from whitenedcse.app import cli
 from whitenedcse.app.evaluate import source_of as source
 from whitenedcse.data.corpus import Corpus
-from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model import checkpoint
 from whitenedcse.model.checkpoint import digest_of
@@ -50,14 +49,6 @@ def test_a_prompt_is_text_before_each_sentence(embedder):
         own = embedder.replaced(prompt=prompt)
         assert_array_equal(own.encode(texts), wanted)
         assert_array_equal(own.encode(texts, prompt=""), embedder.encode(texts))
-
-
-def test_a_byte_level_tokenizer_joins_the_prompt_to_the_first_word():
-    tokenizer = byte_level(ends=True)
-    for prompt in ("the ", "x"):
-        every = before(prompt, MANY[:200])
-        wanted = [tokenizer(text, truncation=True, max_length=16)["input_ids"] for text in every]
-        assert token_ids(MANY[:200], tokenizer, 16, prompt) == wanted
 
 
 @pytest.fixture

@@ -29,7 +29,6 @@ from whitenedcse.app.config import CONF, label
 from whitenedcse.console import quoted
 from whitenedcse.evaluation import suite
 from whitenedcse.files import checksum
-from whitenedcse.model.encoder import pretrained
 from whitenedcse.run import Run
 from whitenedcse.training.loss import Matryoshka
 from whitenedcse.training.module import adamw
@@ -111,18 +110,6 @@ def test_any_module_is_a_head(home):
         given = {"output": f"outputs/{len(list(home.glob('outputs/*')))}", "head": head, **SMALL}
         run = whitenedcse.train("bert", "my.txt", settings={"trainer.max_steps": 1}, **given)
         assert Embedder.load(run).encode(["a cat"]).shape == (1, 16)
-
-
-def encoder_of(path):
-    """An encoder of one's own, which no directory has."""
-    made = pretrained(path)
-    made.source = None
-    return made
-
-
-def test_an_encoder_of_ones_own_may_have_a_path(home):
-    few = {"trainer.max_steps": 1, "encoder._target_": f"{__name__}.encoder_of"}
-    assert whitenedcse.train("bert", "my.txt", output="outputs/a", settings=few, **SMALL).scores
 
 
 def test_lists_and_the_arguments_of_a_partial_are_noted_of_a_part():

@@ -32,12 +32,6 @@ def test_a_checkpoint_gives_its_own_embedding_and_any_other_pooling_of_its_encod
     assert mean == pytest.approx(embedder_of(bert, kind="mean", layers=(-1,)).encode(SENTENCES), abs=1e-5)
 
 
-def test_the_checkpoints_own_pooler_is_applied(bert):
-    source = opened("bert", Pooling(kind="pooler", layers=[-1]))
-    (x,), _ = vectors(source, SENTENCES, Wanted([None]))
-    assert x == pytest.approx(embedder_of(bert, kind="pooler").encode(SENTENCES), abs=1e-5)
-
-
 def test_length_extra_and_every_layer_reach_the_planes(bert):
     source = opened("bert", Pooling(kind="mean", layers=[-1]))
     wanted = Wanted([Pooling(kind="mean", layers=[1])], max_length=5, extra=0.5, every=True)
@@ -107,10 +101,8 @@ def test_what_is_missing_is_said(tmp_path):
         found("./gone")
 
 
-def test_a_command_line_may_ask_for_a_pooling_for_layers_or_for_nothing():
-    assert requested(None, None) is None is requested({}, None)  # pooling=own
-    assert str(requested(None, [1, -1])) == "cls over layers [1, -1]"
+def test_a_command_line_may_ask_for_a_pooling_with_its_layers_or_others():
+    """For layers alone, or for nothing, it does so in an example."""
     mean = Pooling(kind="mean", layers=[-1])
-    assert str(requested(mean, None)) == "mean over layers [-1]"
-    assert str(requested(mean, [2])) == "mean over layers [2]"
-    assert np.array_equal(requested(mean, [0, 1]).layers, [0, 1])
+    for layers, said in ((None, [-1]), ([2], [2])):
+        assert str(requested(mean, layers)) == f"mean over layers {said}"

@@ -43,6 +43,8 @@ def test_an_encoder_is_known_by_its_commit_or_its_files_and_one_of_random_weight
     assert known() == texts
     assert known(path="someone/encoder") == texts | {"encoder.path": COMMIT}
     assert known(path=str(source)) == texts | {"encoder.path": train.digest_of_weights(source)}
+    module.embedder.encoder.source = None  # of a function of one's own
+    assert known(path=str(source)) == texts
 
 
 def test_texts_scores_weights_and_configuration_have_a_part_in_the_digests(tmp_path):
