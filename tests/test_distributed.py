@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from encoders import SENTENCES, WORDS, backbone, embedder_of, whitening
+from encoders import WORDS, backbone, embedder_of, whitening
+from test_training import DEV
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 from whitenedcse.data.datamodule import Batch, SentenceData
-from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model import embedder as encoding
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import ProjectionHead
@@ -41,7 +41,6 @@ HEADS = ("none", "dense", *WHITE)
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 LOSSES = [("l1", True), ("l2", False)]  # of a case: the form, and whether there are hard negatives
 FITS = ("zca", "shuffled_group")
-DEV = Subset("dev", SENTENCES, SENTENCES[3:] + SENTENCES[:3], np.array([5.0, 4.5, 4.2, 3.5, 2, 1, 0.5, 0]))
 
 
 def sentences(count, seed):
@@ -104,24 +103,14 @@ def sgd(parameters, *, total_steps):
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 
 
-class Step(nn.Module):
-    """The training step as a forward, which is what DDP wraps."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.inner = module
-
-    def forward(self, batch, index):
-        return self.inner.training_step(batch, index)
-
-
 def gradient(module):
     return torch.cat([p.grad.flatten() for p in module.parameters() if p.requires_grad])
 
 
 def ready(module):
-    """Its step, wrapped by DDP where there are several processes."""
-    return DistributedDataParallel(Step(module)) if place()[1] > 1 else Step(module)
+    """The module with its step as its forward, wrapped by DDP where there are several processes."""
+    module.forward = module.training_step
+    return DistributedDataParallel(module) if place()[1] > 1 else module
 
 
 def stepped(module, batch, step=None):
