@@ -18,7 +18,6 @@ from whitenedcse.run import flat
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
-FILES = sorted((ROOT / "whitenedcse").rglob("*.py"))
 
 # what anyone may import: each other alone
 FLOOR = ["compute", "console", "distributed", "files", "inputs", "run"]
@@ -58,7 +57,7 @@ def named(path):
     return name.removesuffix(".__init__") if name != "__init__" else name
 
 
-MODULES = {named(path): path for path in FILES}
+MODULES = {named(path): path for path in sorted((ROOT / "whitenedcse").rglob("*.py"))}
 
 
 def imports(path, *, top=False):

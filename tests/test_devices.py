@@ -15,7 +15,7 @@ from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import attention, head, packed
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling, ProjectionHead
-from whitenedcse.ragged import Ragged, concatenate, offsets, ragged
+from whitenedcse.ragged import concatenate, offsets, ragged
 from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.module import ContrastiveTraining
 from whitenedcse.training.terms import MaskedLanguageModel
@@ -89,22 +89,6 @@ def module_of(encoder, *, kind="cls", head="pairs", layers=(-1,), mlm=False, chu
     return ContrastiveTraining(embedder=embedder, loss=loss, views=2, mlm=mlm, seed=0, chunk=chunk)
 
 
-def stepped(strict, module, *, hard=False):
-    """A training step there; the gradients that it left."""
-    sentences = ragged(token_ids(SENTENCES, module.embedder.encoder.tokenizer, 32))
-    batch = Batch(concatenate([sentences] * 2), sentences if hard else None, len(SENTENCES))
-    module.log = module.log_dict = lambda *_, **__: None
-    module.to(META)
-    with strict:
-        batch = Batch(*(x.to(META) if isinstance(x, Ragged) else x for x in batch))
-        loss = module.training_step(batch, 0)
-        loss.backward()
-    assert loss.device == META and loss.shape == () and loss.dtype == torch.float32
-    grads = [p.grad for p in module.parameters() if p.grad is not None]
-    assert len(grads) > 20 and {g.device for g in grads} == {META}
-    return grads
-
-
 STEPS = [{"kind": kind} for kind in ("cls", "mean", "max", "last", "pooler")]
 STEPS += [{"head": head} for head in HEADS] + [{"chunk": 3}, {"mlm": True}, {"hard": True}]
 STEPS += [{"layers": [0, 1, -1], "kind": "mean"}, {"denominator": "symmetric", "form": "l2"}]
@@ -115,9 +99,18 @@ STEPS += [{"hard": True, "hard_negative_log_weight": 0.5, "chunk": 5}]
 @pytest.mark.slow(but=4)
 def test_a_training_step(number, bert, strict):
     settings, bert.batches = dict(STEPS[number]), ("packed", "padded")[number % 2]
-    hard = settings.pop("hard", False)
-    stepped(strict, module_of(bert, **settings), hard=hard)
+    sentences = ragged(token_ids(SENTENCES, bert.tokenizer, 32))
+    hard = sentences if settings.pop("hard", False) else None
+    module = module_of(bert, **settings).to(META)
+    module.log = module.log_dict = lambda *_, **__: None
+    with strict:
+        positives = concatenate([sentences] * 2).to(META)
+        loss = module.training_step(Batch(positives, hard and hard.to(META), len(SENTENCES)), 0)
+        loss.backward()
     assert strict.waited == []
+    assert loss.device == META and loss.shape == () and loss.dtype == torch.float32
+    grads = [p.grad for p in module.parameters() if p.grad is not None]
+    assert len(grads) > 20 and {g.device for g in grads} == {META}
     if settings.keys() <= {"kind", "head"}:
         packed = bert.batches == "packed"
         assert strict.attended == [0.1] * (3 * packed)

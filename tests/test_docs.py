@@ -185,11 +185,6 @@ def test_package_citation_and_changelog_have_one_version():
     assert newest.split()[1] == version
 
 
-def check_extras(words):
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(re.findall(r"\[([\w-]+)\]", " ".join(words))) <= set(extras)
-
-
 def test_the_files_of_ones_own_are_read_as_they_stand(tmp_path, monkeypatch, request):
     text = (ROOT / "docs/own.md").read_text()
     (tmp_path / "mine.py").write_text(re.search(r"^```python\n(# mine.py\n.*?)^```", text, re.M | re.S)[1])
@@ -217,6 +212,7 @@ def test_the_files_of_ones_own_are_read_as_they_stand(tmp_path, monkeypatch, req
 @pytest.mark.slow
 def test_every_command_runs(page, user, tmp_path):
     text, home = page.read_text(), tmp_path / "home"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     shutil.copytree(user, home)
     if re.search("run=NAME|outputs/NAME|$", text)[0] == "run=NAME":
         shutil.rmtree(home / "outputs")  # the page makes it
@@ -227,7 +223,7 @@ def test_every_command_runs(page, user, tmp_path):
         if said in before and words[1] in ("train.py", "evaluate.py") and "run=" not in said:
             continue  # it ran for an earlier page, and nothing follows from it
         if words[0] in ELSEWHERE:
-            check_extras(words)
+            assert {*re.findall(r"\[([\w-]+)\]", said)} <= project["optional-dependencies"].keys()
         elif words[:2] == ["whitenedcse", "demo"]:
             assert "http://127.0.0.1" in page_of(words, home), said
         else:
@@ -261,19 +257,16 @@ def test_every_link_leads_somewhere():
             assert (page.parent / target).exists(), f"{page}: {target}"
 
 
-def moved():
-    """The settings in the tables of coming_from.md, each with the script that they are for."""
+@pytest.mark.slow
+def test_what_others_call_differently_is_a_setting_here():
+    """In the tables of coming_from.md."""
     found = []
     for table in re.findall(r"(?:^\|.*\n)+", (ROOT / "docs/coming_from.md").read_text(), re.M):
         head, _, *rows = table.splitlines()
         if script := re.search(r"python (\w+)\.py", head.split("|")[2]):
             texts = (re.findall(r"`([^`]+)`", row.split("|")[2]) for row in rows)
             found += [(script[1], text) for some in texts for text in some]
-    return [(script, text) for script, text in found if re.match(r"'?[\w.]+=.", text)]
-
-
-@pytest.mark.slow
-def test_what_others_call_differently_is_a_setting_here():
-    assert len(moved()) > 45 and {script for script, _ in moved()} == {"train", "evaluate"}
-    for script, text in moved():
+    moved = [(script, text) for script, text in found if re.match(r"'?[\w.]+=.", text)]
+    assert len(moved) > 45 and {script for script, _ in moved} == {"train", "evaluate"}
+    for script, text in moved:
         check_keys("", composed(*shlex.split(text), name=script), top(script))
