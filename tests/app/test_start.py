@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from whitenedcse.app import cli, start
-from whitenedcse.app.train import end_job
+from whitenedcse.app.train import end_job, train
 from whitenedcse.run import Run
 
 
@@ -194,10 +194,6 @@ def test_a_rank_ends_with_its_agent(monkeypatch, capsys):
     monkeypatch.setattr(start, "has_agent", lambda: True)
     monkeypatch.setattr(start, "end_with_parent", lambda: called.append(1))
     monkeypatch.setattr(sys, "argv", ["train.py", "--help"])
-
-    def train():
-        pass
-
     start.start(train)
     assert called == [1] and "Settings" in capsys.readouterr().out
 
