@@ -1,7 +1,6 @@
 """The composed configuration against the signatures that it builds, and what a mistake is answered with."""
 
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,7 @@ from omegaconf import OmegaConf, open_dict
 from programs import started
 
 from whitenedcse.app import config
-from whitenedcse.app.config import CONF, CURES, check_keys, check_words, fits, message
+from whitenedcse.app.config import CONF, CURES, check_words, fits, message
 
 
 def checked(script, *words, folder=None):
@@ -78,36 +77,9 @@ def test_a_value_fits_an_annotation_as_python_would_say():
         assert [value for value in wrong if fits(value, hint)] == [], hint
 
 
-class Above:
-    def __init__(self, first: int = 1, **settings: "Unknown") -> None:  # noqa: F821  a name that is not imported
-        pass
-
-
-class Below(Above):
-    def __init__(self, second: float = 1.0, **more: Any) -> None:
-        super().__init__(**more)
-
-
-class Closed(Above):
-    def __init__(self, second: float = 1.0) -> None:
-        super().__init__(second)
-
-
-def test_the_rest_of_a_class_s_settings_are_those_of_the_class_above():
-    sys.modules["signatures"] = sys.modules[__name__]
-    below, above, closed = (
-        {"it": {"_target_": f"signatures.{name}", "first": 1, "_partial_": True}}
-        for name in ("Below", "Above", "Closed")
-    )
-    check_keys("", below, {"it": Any})
-    check_keys("", above, {"it": Any})
-    with pytest.raises(ValueError, match="no setting 'it.first'; it has second"):
-        check_keys("", closed, {"it": Any})
-
-
 OWN = """
 class Margin:
-    def __init__(self, margin: float = 0.3, temperature: float = 0.7): ...
+    def __init__(self, margin: float = 0.3, temperature: "NotImported" = 0.7): ...
     def __call__(self, z, negatives=None): return z.mean()
 """
 
