@@ -8,9 +8,8 @@ from typing import Any, Literal
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf, open_dict
-from programs import started
 
-from whitenedcse.app import config
+from whitenedcse.app import cli, config
 from whitenedcse.app.config import CONF, CURES, check_words, fits, message
 
 
@@ -154,23 +153,23 @@ def test_an_option_in_the_style_of_other_programs_is_told_the_nearest_setting():
     check_words(["train.py", "-m", "--multirun", "--config-dir", "x", "--cfg=job", "-cd=x", "seed=-1"])
 
 
-def test_a_sweep_is_refused_before_its_first_job(tmp_path):
+def test_a_sweep_is_refused_before_its_first_job(refusal, tmp_path):
     """The last job of four has a value out of range, the last of two a misspelt option."""
     for words, said in {
         "-m views=2,3 loss.temperature=1,-1": "job 2 of 4 (views=2 loss.temperature=-1): loss.temperature=-1",
         "-m +system=simcse,smcse": "job 2 of 2 (+system=smcse): Could not find 'system/smcse'",
         "-m +sweep=search monitor=held_out": "a search needs scored pairs: monitor.dev=FILE",
     }.items():
-        done = started("train.py", *words.split(), cwd=tmp_path)
-        assert done.returncode == 2 and done.stderr.startswith(f"error: {said}"), done.stderr
-        assert done.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
+        line = refusal("train", *words.split())
+        assert line.startswith(f"error: {said}") and "\n" not in line and not list(tmp_path.iterdir()), line
 
 
-def test_help_lists_what_there_is_and_the_settings_as_these_words_make_them(tmp_path):
+def test_help_lists_what_there_is_and_the_settings_as_these_words_make_them(capsys):
     """By Hydra, whose template is in conf/."""
     whole = ("experiment", "system", "sweep")
     for script, word, groups in (("train", "seed=7", whole), ("evaluate", "draws=7", ())):
-        page = started(f"{script}.py", "--help", word, cwd=tmp_path).stdout
+        assert cli.main([script, "--help", word]) == 0
+        page = capsys.readouterr().out
         listed = [*config.groups(script), *(stem for group in groups for stem in config.stems(group))]
         assert [name for name in listed if not re.search(rf"^  {name} ", page, re.M)] == []
         assert f"\n{word.replace('=', ': ')}\n" in page

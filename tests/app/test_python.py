@@ -305,17 +305,15 @@ def test_a_run_is_named_after_what_it_trains():
         assert str(config.run).startswith(f"{expected}-")
 
 
-def test_the_commands_of_the_package_are_the_scripts(home):
-    done = started("whitenedcse", "train", *WORDS, "run=a", "trainer.max_steps=2", cwd=home)
-    assert done.returncode == 0, done.stderr
+def test_the_commands_of_the_package_are_the_scripts(home, capsys):
+    assert cli.main(["train", *WORDS, "run=a", "trainer.max_steps=2"]) == 0
     run = Run("outputs/a")
     assert run.facts["command"].startswith("whitenedcse train encoder=pretrained")
     assert run.settings["tasks"]["names"] == [] and run.settings["monitor"]["dev"] is None
-    done = started("whitenedcse", "evaluate", "model=outputs/a", "tasks.names=[pairs.tsv]", cwd=home)
-    assert done.returncode == 0 and "pairs" in done.stdout
+    assert cli.main(["evaluate", "model=outputs/a", "tasks.names=[pairs.tsv]"]) == 0
+    assert "pairs" in capsys.readouterr().out
     (home / "mine/experiment").mkdir(parents=True)
     (home / "mine/experiment/own.yaml").write_text("# @package _global_\nseed: 7\n")
     words = ["--config-dir", "mine", "+experiment=own", *WORDS, "run=b", "trainer.max_steps=1"]
-    done = started("whitenedcse", "train", *words, cwd=home)
-    assert done.returncode == 0 and Run("outputs/b").settings["seed"] == 7, done.stderr
+    assert cli.main(["train", *words]) == 0 and Run("outputs/b").settings["seed"] == 7
     assert Run("outputs/b").facts["experiment"] == "own with bert"  # which names another encoder
