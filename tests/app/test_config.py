@@ -160,7 +160,7 @@ def test_a_sweep_is_refused_before_its_first_job(refusal, tmp_path):
         "-m +system=simcse,smcse": "job 2 of 2 (+system=smcse): Could not find 'system/smcse'",
         "-m +sweep=search monitor=held_out": "a search needs scored pairs: monitor.dev=FILE",
     }.items():
-        line = refusal("train", *words.split())
+        line = refusal("train", *words.split(), "trainer.max_steps=0")  # else one that began would train
         assert line.startswith(f"error: {said}") and "\n" not in line and not list(tmp_path.iterdir()), line
 
 
