@@ -6,7 +6,7 @@ import pytest
 import torch
 from encoders import DECODERS, SENTENCES, architecture, backbone, decoder_of, embedder_of
 from torch.testing import assert_close
-from transformers import BertConfig, BertModel
+from transformers import AutoTokenizer, BertConfig, BertModel, GemmaTokenizer
 
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model.encoder import Encoder, padded_right
@@ -92,3 +92,10 @@ def test_a_tokenizer_pads_as_batches_are_padded(tokenizer):
     decoders, own = decoder_of("gpt2").tokenizer, tokenizer.pad_token
     assert (decoders.padding_side, decoders.pad_token) == ("right", decoders.eos_token)
     assert padded_right(tokenizer).pad_token == own
+
+
+def test_a_tokenizer_that_is_read_again_still_pads_on_the_right(tmp_path):
+    """Gemma's and Llama's classes pad on the left, and save that only where it was asked for."""
+    assert (ours := GemmaTokenizer()).padding_side == "left"
+    padded_right(ours).save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).padding_side == "right"

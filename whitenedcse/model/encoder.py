@@ -192,7 +192,7 @@ def chosen(batches: Batches, backbone: nn.Module) -> str:
 
 def padded_right(tokenizer: Any) -> Any:
     """The tokenizer, changed in place to pad on the right, with its end token if it has no padding token."""
-    tokenizer.padding_side = "right"
+    tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "right"  # the latter is what it saves
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
