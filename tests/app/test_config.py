@@ -11,6 +11,7 @@ from omegaconf import OmegaConf, open_dict
 
 from whitenedcse.app import cli, config
 from whitenedcse.app.config import CONF, CURES, check_words, fits, message
+from whitenedcse.run import Run
 
 
 def checked(script, *words, folder=None):
@@ -162,6 +163,15 @@ def test_a_sweep_is_refused_before_its_first_job(refusal, tmp_path):
     }.items():
         line = refusal("train", *words.split(), "trainer.max_steps=0")  # else one that began would train
         assert line.startswith(f"error: {said}") and "\n" not in line and not list(tmp_path.iterdir()), line
+
+
+def test_a_sweep_is_refused_where_a_folder_has_another_job_as_after_more_seeds(refusal, tmp_path):
+    other = Run(tmp_path / "outputs/sweep/1")
+    other.start("seed: 2")
+    other.end({})
+    swept = "-m views=2,3 seed=1,3 run=sweep trainer.max_steps=0 data.sample=100 tasks=none".split()
+    said = "error: job 2 of 4 (views=2 seed=3): outputs/sweep/1 holds another run: "
+    assert (line := refusal("train", *swept)).startswith(said) and "\n" not in line, line
 
 
 def test_help_lists_what_there_is_and_the_settings_as_these_words_make_them(capsys):

@@ -33,7 +33,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.distributed import placed
-from whitenedcse.run import SCRATCH, flat, stamp
+from whitenedcse.run import SCRATCH, Run, flat, stamp
 
 CONF = Path(__file__).parents[1] / "conf"  # in a clone a link to the conf/ beside train.py
 HYDRAS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}  # keys that Hydra reads itself
@@ -123,12 +123,18 @@ def parts(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, dict[s
 
 
 def check_jobs(script: str, hydras: Any) -> None:
-    """Raise ValueError, naming the job, if `check` refuses a job of a sweep; not for trials of a search."""
+    """Raise ValueError, naming the job, for one that `check` refuses, or whose folder another has.
+
+    Not for trials of a search.
+    """
     every = [] if hydras.sweeper.get("n_trials") else jobs(hydras)
     for number, words in enumerate(every):
         try:
             config = compose(script, [*inherited(hydras), *words], return_hydra_config=True)
-            check(script, without_hydra(config), config.hydra)
+            own, run = without_hydra(config), Run(Path(hydras.sweep.dir, str(number)))
+            check(script, own, config.hydra)
+            if script == "train" and run.kept:
+                run.check_same(OmegaConf.to_yaml(own, resolve=True), {}, force=own.force)
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             varied = [word for word in words if any(word not in job for job in every)]
             named = f"job {number + 1} of {len(every)} ({' '.join(varied)}): " if varied else ""
