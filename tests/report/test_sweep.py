@@ -155,6 +155,18 @@ def test_dev_scores_of_other_pairs_are_not_compared(tmp_path):
         assert found == ["Dev score", "Alignment and uniformity"] * comparable
 
 
+def test_runs_on_another_content_of_the_corpus_are_another_group(tmp_path):
+    for seed, digest in ((1, "a" * 32), (2, "a" * 32), (3, "b" * 32)):
+        trained(tmp_path / str(seed), seed)
+        file = tmp_path / str(seed) / "versions.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"corpus": digest}))
+    groups = sweep.gathered(sweep.runs([tmp_path])).groups
+    assert [(group.label, [*group.runs]) for group in groups] == [
+        ("corpus=aaaaaaaa", [1, 2]),
+        ("corpus=bbbbbbbb", [3]),
+    ]
+
+
 def test_an_undefined_score_has_its_reason_once(tmp_path):
     for seed in (1, 2):
         file = trained(tmp_path / str(seed), seed, average=50.0) / "scores.json"

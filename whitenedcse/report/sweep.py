@@ -129,9 +129,13 @@ def differing(tables: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def texts(run: Run) -> dict[str, str]:
-    """The settings that distinguish groups, as texts by dotted name: no seed, name, device or logger."""
+    """What distinguishes groups, as texts by dotted name: no seed, name, device or logger.
+
+    These are settings and the digest of the corpus, whose file may have changed.
+    """
     free = FREE + (DEVICES if run.settings.get("gather", True) else ())
-    return {
+    corpus = {"corpus": run.facts["corpus"][:8]} if "corpus" in run.facts else {}
+    return corpus | {
         name: value if isinstance(value, str) else json.dumps(value, default=str)
         for name, value in flat(run.settings).items()
         if name not in free and not name.endswith(".seed") and not name.startswith("logger")
