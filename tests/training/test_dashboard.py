@@ -85,7 +85,17 @@ def test_series_settings_scores_and_the_best_checkpoint_come_back(bare, tmp_path
     assert [file["path"] for file in made["model"]["manifest"]["contents"]] == ["weights"]
     (waiting,) = made["run_table"]["manifest"]["contents"]  # for `wandb sync`
     assert Path(waiting["local_path"]).is_file()
-    assert logger_of(run)._id == logger._id  # a run that resumes is the same run there
+    again = logger_of(run)
+    assert again._id == logger._id  # a run that resumes is the same run there
+    again.finalize("failed")
+
+
+def test_a_job_after_one_that_failed_is_a_run_of_its_own(bare, tmp_path):
+    bare.setenv("WANDB_MODE", "offline")
+    logger_of(tmp_path / "0").finalize("failed")
+    logger = logger_of(tmp_path / "1")
+    assert logger.experiment.id == logger._id
+    logger.experiment.finish()
 
 
 def test_ranks_but_the_first_write_and_ask_nothing(bare, tmp_path):

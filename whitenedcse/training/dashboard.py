@@ -41,6 +41,13 @@ class Dashboard(WandbLogger):
             self.experiment.log_artifact(str(best), name=f"model-{self.experiment.id}", type="model")
         self.experiment.finish()
 
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Close a run that failed: what this process runs next would be logged there."""
+        super().finalize(status)
+        if status == "failed":
+            self.experiment.finish(exit_code=1)
+
 
 def wandb_logger(*, project: str, entity: str | None, artifacts: bool, run: Path) -> Dashboard:
     """The logger of a run directory, which keeps one id; ValueError where the server cannot be reached."""
