@@ -73,6 +73,12 @@ def test_each_library_gives_the_source_s_vectors(shape, tokenizer, tmp_path):
         assert_alike(found, wanted)
 
 
+def test_a_whitening_behind_the_whole_head_is_read_again(bert, tmp_path):
+    embedder = white(embedder_of(bert, kind="mean", head=ProjectionHead(16), embedding="head").eval())
+    export(embedder, tmp_path / "out", "sentence-transformers")
+    assert_alike(Embedder.load(tmp_path / "out").encode(ASKED), embedder.encode(ASKED))
+
+
 @pytest.mark.slow
 def test_onnxruntime_gives_the_same_vectors_without_layers_that_pooling_does_not_read(
     bert, tmp_path, monkeypatch

@@ -168,10 +168,14 @@ def dense_modules(embedder: Embedder) -> list[Dense]:
     if embedder.pooling.kind == "pooler":
         pooler: Any = embedder.encoder.pooler_layer
         chain.append((pooler.weight, pooler.bias, "tanh"))
-    if embedder.embedding == "head" and head.before is not None:
-        chain.append((*head.before.dense(), "identity"))
+    before = head.before.dense() if embedder.embedding == "head" and head.before is not None else None
     if embedder.embedding in ("head", "dense") and head.linear is not None:
-        chain.append((head.linear.weight, head.linear.bias, "tanh"))
+        weight, bias = head.linear.weight, head.linear.bias
+        if before is not None:  # one layer of both, which `read` knows
+            weight, bias = weight @ before[0], weight @ before[1] + bias
+        chain.append((weight, bias, "tanh"))
+    elif before is not None:
+        chain.append((*before, "identity"))
     if embedder.embedding == "head" and head.after is not None:
         chain.append((*head.after.dense(), "identity"))
     if (final := embedder.final) is not None and final.weight is not None and final.bias is not None:
