@@ -164,23 +164,26 @@ def write_average(directory: Path, folder: Path, layers: Sequence[int], encoder:
 @torch.no_grad()
 def dense_modules(embedder: Embedder) -> list[Dense]:
     """The steps after pooling, in eval mode, as dense layers: weight (out, in), bias (out,), activation."""
-    head, chain = embedder.head, []
+    chain: list[Dense] = []
     if embedder.pooling.kind == "pooler":
         pooler: Any = embedder.encoder.pooler_layer
         chain.append((pooler.weight, pooler.bias, "tanh"))
-    before = head.before.dense() if embedder.embedding == "head" and head.before is not None else None
-    if embedder.embedding in ("head", "dense") and head.linear is not None:
-        weight, bias = head.linear.weight, head.linear.bias
-        if before is not None:  # one layer of both, which `read` knows
-            weight, bias = weight @ before[0], weight @ before[1] + bias
-        chain.append((weight, bias, "tanh"))
-    elif before is not None:
-        chain.append((*before, "identity"))
-    if embedder.embedding == "head" and head.after is not None:
-        chain.append((*head.after.dense(), "identity"))
+    if embedder.embedding != "encoder":
+        chain += head_modules(embedder.head, whole=embedder.embedding == "head")
     if (final := embedder.final) is not None and final.weight is not None and final.bias is not None:
         chain.append((final.weight, final.bias, "tanh" if final.tanh else "identity"))
     return chain
+
+
+def head_modules(head: ProjectionHead, *, whole: bool) -> list[Dense]:
+    """The steps of a head, or its dense layer alone; a whitening before that layer is part of it."""
+    before, after = (part.dense() if whole and part else None for part in (head.before, head.after))
+    if head.linear is None:
+        return [(*before, "identity")] if before else []
+    weight, bias = head.linear.weight, head.linear.bias
+    if before:
+        weight, bias = weight @ before[0], weight @ before[1] + bias
+    return [(weight, bias, "tanh"), *([(*after, "identity")] if after else [])]
 
 
 def read(directory: Path, encoder: Encoder | None) -> dict[str, Any]:
