@@ -9,8 +9,9 @@ from report_runs import scored as run
 from report_runs import task
 from scipy import stats
 
+from whitenedcse.evaluation import statistics
 from whitenedcse.evaluation.protocol import Row
-from whitenedcse.evaluation.statistics import task_draws
+from whitenedcse.evaluation.statistics import Source, of_mean, task_draws
 from whitenedcse.evaluation.suite import System, evaluated, plan, recorded, seed
 from whitenedcse.evaluation.tasks import Labelled
 from whitenedcse.report import compare
@@ -188,3 +189,12 @@ def test_as_many_seeds_are_proposed_as_show_the_difference_in_four_of_five_studi
     shown = stats.ttest_1samp(drawn, 0, axis=1).pvalue < 0.05
     assert 0.77 < shown.mean() < 0.86
     assert compare.seeds_needed(apart, tests=10) > n and compare.seeds_needed([-1.0, 1.0]) is None
+
+
+def test_no_more_seeds_are_proposed_where_the_chance_in_the_pairs_hides_the_difference():
+    apart = [-1.0, 0.0, 1.0, 2.0, 3.0]  # mean 1, sd 1.58
+    both = dict(enumerate(apart)), dict.fromkeys(range(5), 0.0)
+    for over_pairs, said in ((0.0, "about 22 would"), (0.04, "about 31 would"), (0.25, "999 would not")):
+        sources = [of_mean(apart), Source(over_pairs, math.inf)]
+        d = compare.Difference("b", statistics.tested(1.0, sources), 0.3, both)
+        assert compare.lacking_seeds(d, 1) == f"with 5 seeds; {said} show a difference of this size"

@@ -19,12 +19,14 @@ from whitenedcse.evaluation.statistics import (
     ALPHA,
     Comparison,
     Draws,
+    Source,
     accuracy_draws,
+    half_width,
     holm,
     of_difference,
     of_draws,
+    of_mean,
     paired,
-    quantile,
     task_draws,
     tested,
 )
@@ -179,21 +181,24 @@ def lacking_seeds(d: Difference, tests: int) -> str:
         return "with one seed, which says nothing of others: train more, as by seed=1,2,3,4,5"
     if n < 2:
         return "seeds that are not the same in both"
-    needed = seeds_needed(d.apart, tests)
+    others = ((d.test.high - d.test.low) / 2) ** 2 - half_width([of_mean(d.apart)]) ** 2
+    needed = seeds_needed(d.apart, tests, max(0.0, others) / half_width([Source(1.0, math.inf)]) ** 2)
     if needed is not None and needed <= n:
         return f"with {n} seeds"
-    return f"with {n} seeds; about {needed or '1,000 or more'} would show a difference of this size"
+    enough = f"about {needed} would" if needed else "999 would not"
+    return f"with {n} seeds; {enough} show a difference of this size"
 
 
-def seeds_needed(apart: Sequence[float], tests: int = 1) -> int | None:
+def seeds_needed(apart: Sequence[float], tests: int = 1, over_pairs: float = 0.0) -> int | None:
     """How many seeds would show a difference such as that of these pairs in four of five studies, up to 999.
 
     The difference and its spread are taken as they are, the level as Bonferroni's for so many tests.
+    over_pairs: the variance over test pairs, which more seeds leave as it is.
     """
     mean, variance = abs(float(np.mean(apart))), float(np.var(apart, ddof=1))
     for n in range(2, 1000):
-        error = math.sqrt(variance / n)
-        if (quantile(1 - ALPHA / (2 * tests), n - 1) + quantile(POWER, n - 1)) * error <= mean:
+        sources = [Source(variance / n, n - 1), Source(over_pairs, math.inf)]
+        if half_width(sources, ALPHA / tests) + half_width(sources, 2 * (1 - POWER)) <= mean:
             return n
     return None
 
