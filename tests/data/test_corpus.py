@@ -176,7 +176,7 @@ def test_bad_input_is_named_with_its_place(tmp_path):
         ("x.txt", "a\n", ["t"], "plain text has no columns"),
         ("x.txt", "a\nb\xe9".encode("latin1"), [], "x.txt: cannot be read: 'utf-8' codec"),
         ("x.txt", "a\nb".encode("utf-16-le"), [], "x.txt: .*a NUL, as UTF-16 has"),
-        ("x.csv", "a,b\nx,y\n", [], "its columns are a, b; name those of texts"),
+        ("x.csv", "a,b\nx,y\n", [], "its columns are a, b; name those of texts: .* of evaluate.py columns="),
         ("x.csv", "text,b\nx,y\n", ["texd"], "no column 'texd' among text, b"),
         ("x.csv", "a\nx,y\n", ["a"], "x.csv:2: 2 fields, 1 different ones expected"),
         ("x.csv", "a,a\nx,y\n", ["a"], "x.csv:1: 2 fields, 1 different"),

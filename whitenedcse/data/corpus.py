@@ -193,7 +193,7 @@ def text_column(record: Mapping[str, Any], place: str) -> str:
         return names[0]
     raise ValueError(
         f"{place}: its columns are {', '.join(record)}; name those of texts: "
-        "data.columns=[NAME] or --columns NAME; in Python columns=[NAME], "
+        "data.columns=[NAME], of evaluate.py columns=[NAME], or --columns NAME; in Python columns=[NAME], "
         'for train settings={"data.columns": [NAME]}'
     )
 
