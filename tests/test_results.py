@@ -136,6 +136,11 @@ def test_what_readme_concludes_of_the_committed_comparisons_holds():
     assert all(fmean(d.values()) > 0 for d, _ in (*third, *beside, *whole))
     assert third[0][1] > 0.05 and third[1][1] > 0.05 and beside[0][1] > 0.05 > beside[1][1]
     assert f"{whole[0][1]:.3f}" == "0.025" and whole[1][1] < 0.001
+    cropped, less = (table.of_parts()[name] for name in (table.CROPPED, table.INTERACTION_THERE))
+    assert all(fmean(d.values()) < 0 and p > 0.05 and len(d) == 20 for d, p in cropped)
+    assert all(fmean(d.values()) < -1 and p < 0.05 for d, p in less)
+    cells = {cell: fmean(table.averages("mlm", cell, "best").values()) for cell in table.CELLS}
+    assert max(cells, key=cells.__getitem__) == ("none3", "crops")
     dev = [table.of_system("mlm", of, "dropout", rate) for of, rate in DEVS]
     means = [f"{fmean(float(run['dev']) for run in runs.values()):.2f}" for runs in dev]
     assert means == ["74.03", "72.65", "71.23", "71.58"] and {len(runs) for runs in dev} == {20}

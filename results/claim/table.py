@@ -283,6 +283,7 @@ CELLS: list[Cell] = [SIMCSE, SIMCSE_THERE, THREE, WHITENED, WHITENED_THERE, ("no
 THIRD, WHITENING, WHOLE = "a third view, without whitening", "whitening, with three views", "both"
 AT_ONE_RATE = {name: f"{name}, all at {SHARED}" for name in (THIRD, WHITENING, WHOLE)}
 CROPPED, INTERACTION = "whitening, with three crops", "the same minus whitening with dropout"
+INTERACTION_THERE = f"{INTERACTION}, all at {SHARED}"
 PARTS: dict[str, tuple[Cell, Cell]] = {  # the two cells whose difference each is
     THIRD: (THREE, SIMCSE),
     WHITENING: (WHITENED, THREE),
@@ -306,6 +307,7 @@ def of_parts(bed: str = "mlm") -> dict[str, list[tuple[dict[int, float], float |
         for name, (one, other) in PARTS.items()
     }
     every[INTERACTION] = list(map(minus, every[CROPPED], every[WHITENING]))
+    every[INTERACTION_THERE] = list(map(minus, every[CROPPED], every[AT_ONE_RATE[WHITENING]]))
     p = {name: [compared([*d.values()]).p for d in both] for name, both in every.items()}
     together = holm([x or 1.0 for x in [*p[WHITENING], *p[CROPPED]]])
     p |= {WHITENING: together[:2], CROPPED: together[2:]}
