@@ -67,7 +67,8 @@ def run(path, wanted, *, seed=None, scores=None, encoder=None, name="as it is", 
         (model / "metrics.csv").write_text(text)
         about["model"] = str(model)
     transfer = {"tasks": {name: {"accuracy": 80.0 + i} for i, name in enumerate(TRANSFER)}}
-    row |= parts or seven(50.0) | {"rte": {"accuracy": 53.0}, "geometry": {"uniformity": -3.0}}
+    geometry = {"task": "STS-B", "uniformity": -3.0}
+    row |= parts or seven(50.0) | {"rte": {"accuracy": 53.0}, "geometry": geometry}
     row |= {"transfer": transfer} if "classifier" in wanted and not parts else {}
     (path / "scores.json").write_text(json.dumps({**about, "rows": [row], **(scores or {})}))
     records = [f"1+2+12,{t},1,2,3" for t in (*STS, "average")]
@@ -294,6 +295,14 @@ def test_figures_are_read_from_the_run_that_trained_and_points_of_a_curve_from_i
         ]
     ):  # fmt: skip
         assert ours(key, [run(tmp_path / str(i), conditions(key, label))])[label] == cells
+
+
+def test_the_uniformity_of_figure_1_is_that_of_sts_b(tmp_path):
+    wanted = conditions("WhitenedCSE/F1", "(a) BERT base")
+    own, sts_b = ({"geometry": {"task": task, "uniformity": -3.0}} for task in ("my_pairs.tsv", "STS-B"))
+    assert ours("WhitenedCSE/F1", [run(tmp_path / "own", wanted, **own)]) == {}
+    (cells,) = ours("WhitenedCSE/F1", [run(tmp_path / "sts_b", wanted, **sts_b)]).values()
+    assert cells["uniformity"] == "-3.00"
 
 
 def test_seeds_are_averaged_and_counted_once_each_if_they_have_the_task(tmp_path):

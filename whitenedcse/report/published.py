@@ -277,8 +277,8 @@ def read(wanted: Mapping[str, Any], table: Mapping[str, Any], made: Made) -> dic
     elif file == "diversity" and made.trained:
         series = {name: made.trained.series.get(f"train/diversity_{name}") for name in table["columns"]}
         values = {name: float(s.values[-1]) for name, s in series.items() if s}
-    elif file == "geometry":
-        values = {name: row.get("geometry", {}).get(name) for name in table["columns"]}
+    elif file == "geometry" and row.get("geometry", {}).get("task") == "STS-B":
+        values = {name: row["geometry"].get(name) for name in table["columns"]}
     elif file:
         values = drawn(made.path / file, mean, wanted.get("where", {}))
     elif mean:
