@@ -277,8 +277,10 @@ def read(wanted: Mapping[str, Any], table: Mapping[str, Any], made: Made) -> dic
     elif file == "diversity" and made.trained:
         series = {name: made.trained.series.get(f"train/diversity_{name}") for name in table["columns"]}
         values = {name: float(s.values[-1]) for name, s in series.items() if s}
-    elif file == "geometry" and row.get("geometry", {}).get("task") == "STS-B":
-        values = {name: row["geometry"].get(name) for name in table["columns"]}
+    elif file == "geometry":
+        found = row.get("geometry", {})
+        on_sts_b = found.get("task") == "STS-B"
+        values = {name: found.get(name) for name in table["columns"] if on_sts_b}
     elif file:
         values = drawn(made.path / file, mean, wanted.get("where", {}))
     elif mean:
